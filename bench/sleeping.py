@@ -1,0 +1,243 @@
+"""Workers whose models sleep instead of computing: what is left of a cycle is the system's own cost.
+
+The model is calculable by hand: the token at position t is ``t % VOCAB_SIZE``, whatever came before. Everything
+around it is the real thing: servicers, leases, digests, packed distributions, gRPC.
+"""
+
+import asyncio
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import grpc
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from drafter_svc.servicer import DrafterServicer
+from drafter_svc.source import Block, Opening, Wanted
+from outrider import wire
+from outrider.acceptance import Decision, num_accepted
+from outrider.draft import Draft
+from outrider.engine import EngineSettings, EngineStats
+from outrider.identity import (
+    IdentityDigests,
+    ModelIdentity,
+    Numerics,
+    TokenizerFiles,
+    tokenizer_digest,
+    tokenizer_probe_digest,
+)
+from outrider.sampling import Mode
+from outrider.serving.process import run
+from outrider.serving.server import Register
+from outrider.serving.settings import ServiceSettings, parse_settings
+from outrider.v1 import drafter_pb2_grpc, verifier_pb2_grpc, worker_pb2, worker_pb2_grpc
+from outrider.worker import Capabilities, WorkerServicer, engine_load
+from verifier_svc.servicer import VerifierServicer
+from verifier_svc.verification import Verification
+
+VOCAB_SIZE = 256
+MAX_CONTEXT = 1 << 16
+NUM_LISTED = 32  # entries of each draft distribution, as the model source sends them
+SPIN_S = 0.0012  # the last stretch is waited for busily: sleeping is only good to a millisecond
+MODES = (Mode.GREEDY, Mode.COUPLED)
+IDLE = EngineStats(0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0.0, 0)
+
+
+class SleepingSettings(ServiceSettings):
+    """A worker that sleeps."""
+
+    model_config = SettingsConfigDict(env_prefix="SLEEPING_", cli_prog_name="bench.sleeping")
+
+    role: str = Field(pattern="^(verifier|drafter)$", description="verifier or drafter.")
+    compute_ms: float = Field(
+        default=20.0, ge=0, description="Milliseconds of a pass (verifier) or a block (drafter)."
+    )
+
+
+def token_at(position: int) -> int:
+    """Return the target's token at a position."""
+    return position % VOCAB_SIZE
+
+
+async def sleep_exactly(duration_s: float) -> None:
+    """Take this long, to some ten microseconds."""
+    end = time.perf_counter() + duration_s
+    if duration_s > SPIN_S:
+        await asyncio.sleep(duration_s - SPIN_S)
+    while time.perf_counter() < end:
+        pass
+
+
+@dataclass(slots=True)
+class SleepingCache:
+    """Counts positions; there is no KV."""
+
+    length: int = 0
+    committed_length: int = 0
+
+
+@dataclass(slots=True)
+class SleepingEngine:
+    """Takes the place of the verifier's engine."""
+
+    compute_s: float
+
+    def open(self, *, salt: str) -> SleepingCache:
+        """Return an empty cache."""
+        return SleepingCache()
+
+    def release(self, cache: SleepingCache) -> None:
+        """Nothing to free."""
+
+    @property
+    def settings(self) -> EngineSettings:
+        """Return what a load report needs to know of an engine."""
+        return EngineSettings()
+
+    def stats(self) -> EngineStats:
+        """Return the figures of an idle engine."""
+        return IDLE
+
+    async def run(self, job: Verification) -> None:
+        """Sleep, then decide as the target would."""
+        await sleep_exactly(self.compute_s)
+        target = [token_at(job.base + row) for row in range(len(job.draft_token_ids) + 1)]
+        accepted = num_accepted(job.draft_token_ids, target)
+        job.decision = Decision(accepted, target[accepted], 1.0)
+        job.cache.length = job.cache.committed_length = job.base + accepted
+        job.finished = SimpleNamespace(  # type: ignore[assignment]
+            cached_tokens=0,
+            queue_ms=0.0,
+            compute_ms=self.compute_s * 1e3,
+            rows_in_pass=len(target),
+            passes=1,
+        )
+        job.done = True
+
+
+@dataclass(slots=True)
+class SleepingLease:
+    """A draft lease that always guesses right."""
+
+    compute_s: float
+    cache_length: int = 0
+
+    async def draft(self, wanted: Wanted) -> Block:
+        """Sleep, then propose what the target will say."""
+        await sleep_exactly(self.compute_s)
+        self.cache_length = wanted.base
+        pending = wanted.pending
+        path = () if pending is None else (*pending, token_at(wanted.base + len(pending)))
+        start = wanted.base + len(path)
+        ids = tuple(token_at(start + i) for i in range(wanted.num_draft_tokens))
+        return Block(path=path, draft=Draft(ids, "model", tuple(map(_distribution, ids))))
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+@dataclass(slots=True)
+class SleepingSource:
+    """Takes the place of the drafter's model source."""
+
+    compute_s: float
+    name: str = "model"
+    needs_tokenizer: bool = True
+
+    def open(self, opening: Opening) -> SleepingLease:
+        """Begin."""
+        return SleepingLease(self.compute_s)
+
+
+def _distribution(token_id: int) -> tuple[bytes, bytes]:
+    ids = [(token_id + i) % VOCAB_SIZE for i in range(NUM_LISTED)]
+    counts = wire.quantise(ids, [0.5**i for i in range(1, NUM_LISTED + 1)])
+    return wire.pack(ids, counts.tolist())
+
+
+def tokenizer_files() -> TokenizerFiles:
+    """Return a tokenizer whose ids 0 to VOCAB_SIZE - 1 read as numbers."""
+    words = {f"{i} ": i for i in range(VOCAB_SIZE)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="0 "))
+    return TokenizerFiles({"tokenizer.json": tokenizer.to_str().encode()})
+
+
+def sleeping_identity(files: TokenizerFiles) -> ModelIdentity:
+    """Return the identity that verifier and drafter share."""
+    return ModelIdentity(
+        name="sleeping",
+        revision="",
+        architecture="Sleeping",
+        digests=IdentityDigests(tokenizer_digest(files), "", "sleeping"),
+        tokenizer_probe_digest=tokenizer_probe_digest(files),
+        vocab_size=VOCAB_SIZE,
+        logits_size=VOCAB_SIZE,
+        max_context_length=MAX_CONTEXT,
+        eos_token_ids=(),
+        bos_token_id=None,
+        pad_token_id=None,
+        numerics=Numerics(row_invariant=True),
+        incarnation=uuid.uuid4().hex,
+    )
+
+
+@asynccontextmanager
+async def open_sleeping(settings: SleepingSettings) -> AsyncIterator[Register]:
+    """Build the worker that the settings name."""
+    files = tokenizer_files()
+    identity = sleeping_identity(files)
+    compute_s = settings.compute_ms / 1e3
+    engine = SleepingEngine(compute_s)
+    is_verifier = settings.role == "verifier"
+    verifier = VerifierServicer(
+        engine=engine,  # type: ignore[arg-type]
+        identity=identity,
+        max_draft_tokens=64,
+        max_sequences=4096,
+    )
+    source = SleepingSource(compute_s)
+    drafter = DrafterServicer(
+        sources={source.name: source}, identity=identity, max_draft_tokens=64, max_sequences=4096
+    )
+    capabilities = Capabilities(
+        binding=worker_pb2.WORKER_BINDING_TARGET
+        if is_verifier
+        else worker_pb2.WORKER_BINDING_DRAFT_MODEL,
+        modes=MODES,
+        max_draft_tokens=64,
+        max_sequences=4096,
+        sources=() if is_verifier else (source.name,),
+    )
+    worker = WorkerServicer(identity, files, capabilities, lambda: engine_load(engine, 0))
+
+    def register(server: grpc.aio.Server) -> None:
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, server)
+        if is_verifier:
+            verifier_pb2_grpc.add_VerifierServiceServicer_to_server(verifier, server)
+        else:
+            drafter_pb2_grpc.add_DrafterServiceServicer_to_server(drafter, server)
+
+    yield register
+
+
+def main() -> int:
+    """Serve until a signal."""
+    settings = parse_settings(SleepingSettings, sys.argv[1:])
+    role = settings.role.capitalize()
+    return run(
+        settings,
+        service=f"sleeping_{settings.role}",
+        service_names=(f"outrider.v1.{role}Service", "outrider.v1.WorkerService"),
+        open_service=lambda: open_sleeping(settings),
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""The drafter: proposes tokens, one file per draft source."""

@@ -1,0 +1,116 @@
+"""Starts the drafter."""
+
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import grpc
+
+from drafter_svc.model import DraftingHead, ModelSource
+from drafter_svc.ngram import NgramSource
+from drafter_svc.servicer import MODES, DrafterServicer
+from drafter_svc.settings import DrafterSettings
+from drafter_svc.source import Source
+from outrider.distribution import HEAD_SIZE
+from outrider.hosting import host_model
+from outrider.identity import IdentityDigests, ModelIdentity, Numerics, TokenizerFiles
+from outrider.serving.process import run
+from outrider.serving.server import Register
+from outrider.serving.settings import parse_settings
+from outrider.v1 import common_pb2, drafter_pb2_grpc, worker_pb2, worker_pb2_grpc
+from outrider.worker import Capabilities, WorkerServicer
+
+SERVICE_NAMES = ("outrider.v1.DrafterService", "outrider.v1.WorkerService")
+
+
+@asynccontextmanager
+async def open_drafter(settings: DrafterSettings) -> AsyncIterator[Register]:
+    """Load the draft model where there is one; lookup is always offered."""
+    lookup = NgramSource()
+    if not settings.model:
+        yield _register(settings, lookup_identity(settings), {lookup.name: lookup}, None, None)
+        return
+
+    def make_head(vocab_size: int) -> DraftingHead:
+        return DraftingHead(vocab_size, HEAD_SIZE)
+
+    async with host_model(settings, make_head) as model:
+        drafts = ModelSource(model.engine, model.identity.max_context_length)
+        sources: dict[str, Source] = {drafts.name: drafts, lookup.name: lookup}
+        yield _register(settings, model.identity, sources, model.files, model.load)
+
+
+def lookup_identity(settings: DrafterSettings) -> ModelIdentity:
+    """Return the identity of a drafter without a model: bound to nothing."""
+    return ModelIdentity(
+        name=settings.name or "lookup",
+        revision=settings.revision,
+        architecture="",
+        digests=IdentityDigests(),
+        tokenizer_probe_digest="",
+        vocab_size=0,
+        logits_size=0,
+        max_context_length=0,
+        eos_token_ids=(),
+        bos_token_id=None,
+        pad_token_id=None,
+        numerics=Numerics(),
+        incarnation=uuid.uuid4().hex,
+    )
+
+
+def _register(
+    settings: DrafterSettings,
+    identity: ModelIdentity,
+    sources: Mapping[str, Source],
+    files: TokenizerFiles | None,
+    load: Callable[[int], common_pb2.Load] | None,
+) -> Register:
+    drafter = DrafterServicer(
+        sources=sources,
+        identity=identity,
+        max_draft_tokens=settings.max_draft_tokens,
+        max_sequences=settings.max_sequences,
+    )
+    bound = any(source.needs_tokenizer for source in sources.values())
+    binding = (
+        worker_pb2.WORKER_BINDING_DRAFT_MODEL if bound else worker_pb2.WORKER_BINDING_ANY_TARGET
+    )
+    capabilities = Capabilities(
+        binding=binding,
+        modes=MODES,
+        max_draft_tokens=settings.max_draft_tokens,
+        max_sequences=settings.max_sequences,
+        sources=tuple(sources),
+    )
+
+    def current_load() -> common_pb2.Load:
+        if load is None:
+            return common_pb2.Load(num_running_reqs=drafter.num_leases)
+        return load(drafter.num_leases)
+
+    worker = WorkerServicer(
+        identity=identity, files=files, capabilities=capabilities, load=current_load
+    )
+
+    def register(server: grpc.aio.Server) -> None:
+        drafter_pb2_grpc.add_DrafterServiceServicer_to_server(drafter, server)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, server)
+
+    return register
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until a signal; returns the exit code."""
+    settings = parse_settings(DrafterSettings, sys.argv[1:] if arguments is None else arguments)
+    return run(
+        settings,
+        service="drafter",
+        service_names=SERVICE_NAMES,
+        open_service=lambda: open_drafter(settings),
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

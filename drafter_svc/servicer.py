@@ -1,0 +1,165 @@
+"""The drafter's gRPC face: messages to leases and back, nothing else."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+import grpc
+
+from drafter_svc.source import Block, Opening, Source, SourceLease, Wanted
+from outrider.draft import NO_DRAFT
+from outrider.engine import CacheTooShort
+from outrider.errors import IdentityMismatch, InvalidField, ResourceExhausted
+from outrider.identity import ModelIdentity
+from outrider.sampling import Mode, SamplingParams
+from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
+
+MODES = (Mode.GREEDY, Mode.COUPLED)
+
+
+@dataclass(slots=True)
+class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
+    """Serves ``Draft``: one lease a stream; a new advance replaces the one that is being answered.
+
+    ``sources`` by name, the default first.
+    """
+
+    sources: Mapping[str, Source]
+    identity: ModelIdentity
+    max_draft_tokens: int
+    max_sequences: int
+    num_leases: int = field(default=0)
+
+    async def Draft(
+        self,
+        request_iterator: AsyncIterator[drafter_pb2.DraftRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        """Open a lease with the first message, answer every advance, free all when the stream ends."""
+        source, lease = self._open(await anext(aiter(request_iterator)))
+        try:
+            opened = drafter_pb2.DraftOpened(
+                source=source.name, incarnation=self.identity.incarnation
+            )
+            await context.write(drafter_pb2.DraftResponse(opened=opened))
+            async with asyncio.TaskGroup() as group:
+                answer: asyncio.Task[None] | None = None
+                async for request in request_iterator:
+                    advance = self._checked_advance(source, request)
+                    if answer is not None:
+                        await self._supersede(answer)
+                    answer = group.create_task(self._answer(lease, advance, context))
+        finally:
+            self.num_leases -= 1
+            lease.close()
+
+    async def _supersede(self, answer: "asyncio.Task[None]") -> None:
+        """End an answer that nobody waits for any more; it still sends its empty last block."""
+        answer.cancel()
+        await asyncio.wait([answer])
+
+    async def _answer(
+        self,
+        lease: SourceLease,
+        advance: drafter_pb2.Advance,
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        wanted = _wanted(advance)
+        try:
+            if wanted.start > lease.cache_length:
+                raise CacheTooShort(lease.cache_length)
+            block = await lease.draft(wanted)
+        except CacheTooShort as error:
+            needed = common_pb2.ContextNeeded(cycle=advance.cycle, have_length=error.length)
+            await context.write(drafter_pb2.DraftResponse(context_needed=needed))
+            return
+        except asyncio.CancelledError:
+            await context.write(_response(advance, Block(path=(), draft=NO_DRAFT), lease))
+            raise
+        await context.write(_response(advance, block, lease))
+
+    def _open(self, request: drafter_pb2.DraftRequest) -> tuple[Source, SourceLease]:
+        if request.WhichOneof("kind") != "open":
+            raise InvalidField("kind", "the first message of a stream must be open")
+        opening = request.open
+        mode = Mode.from_proto(opening.mode)
+        if mode not in MODES:
+            raise InvalidField("open.mode", f"{mode.name} is not supported")
+        if opening.vocab_size == 0:
+            raise InvalidField("open.vocab_size", "must be the size of the target's vocabulary")
+        source = self._choose(tuple(opening.sources))
+        if source.needs_tokenizer:
+            self._check_target(opening.target)
+        if self.num_leases >= self.max_sequences:
+            raise ResourceExhausted(f"all {self.max_sequences} leases of this drafter are open")
+        self.num_leases += 1
+        return source, source.open(
+            Opening(
+                mode=mode,
+                sampling=SamplingParams.from_proto(opening.sampling),
+                noise_key=opening.noise_key,
+                num_prompt_tokens=opening.num_prompt_tokens,
+                vocab_size=opening.vocab_size,
+                cache_salt=opening.cache_salt,
+            )
+        )
+
+    def _choose(self, wanted: tuple[str, ...]) -> Source:
+        if not wanted:
+            return next(iter(self.sources.values()))
+        for name in wanted:
+            if name in self.sources:
+                return self.sources[name]
+        offered = ", ".join(self.sources)
+        raise InvalidField("open.sources", f"none of {', '.join(wanted)} is offered ({offered})")
+
+    def _check_target(self, target: common_pb2.IdentityDigests) -> None:
+        own = self.identity.to_proto().digests.tokenizer_digest
+        if target.tokenizer_digest and target.tokenizer_digest != own:
+            raise IdentityMismatch(
+                f"target.tokenizer_digest: drafts need {own}, the target has {target.tokenizer_digest}"
+            )
+
+    def _checked_advance(
+        self, source: Source, request: drafter_pb2.DraftRequest
+    ) -> drafter_pb2.Advance:
+        if request.WhichOneof("kind") != "advance":
+            raise InvalidField("kind", "every message after the first must be an advance")
+        advance = request.advance
+        if advance.max_draft_tokens > self.max_draft_tokens:
+            limit = f"{advance.max_draft_tokens} is above {self.max_draft_tokens}"
+            raise InvalidField("advance.max_draft_tokens", limit)
+        if not advance.token_ids:
+            raise InvalidField("advance.token_ids", "at least one committed id must follow start")
+        pending = advance.pending.token_ids
+        if source.needs_tokenizer:
+            worst = max((*advance.token_ids, *pending), default=0)
+            if worst >= self.identity.vocab_size:
+                limit = f"id {worst} is not below {self.identity.vocab_size}"
+                raise InvalidField("advance.token_ids", limit)
+        return advance
+
+
+def _wanted(advance: drafter_pb2.Advance) -> Wanted:
+    pending = tuple(advance.pending.token_ids) if advance.HasField("pending") else None
+    return Wanted(
+        start=advance.start,
+        token_ids=tuple(advance.token_ids),
+        pending=pending,
+        num_draft_tokens=advance.max_draft_tokens,
+    )
+
+
+def _response(
+    advance: drafter_pb2.Advance, block: Block, lease: SourceLease
+) -> drafter_pb2.DraftResponse:
+    message = drafter_pb2.DraftBlock(
+        base_length=advance.start + len(advance.token_ids),
+        path_token_ids=block.path,
+        draft=block.draft.to_proto(),
+        cache_length=lease.cache_length,
+        compute_ms=block.compute_ms,
+        last=True,
+        cycle=advance.cycle,
+    )
+    return drafter_pb2.DraftResponse(block=message)

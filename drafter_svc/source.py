@@ -1,0 +1,84 @@
+"""The seam between the drafter's servicer and its draft sources."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.draft import Draft
+from outrider.sampling import Mode, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a source learns of a sequence when its lease opens."""
+
+    mode: Mode
+    sampling: SamplingParams
+    noise_key: int
+    num_prompt_tokens: int
+    vocab_size: int
+    cache_salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One advance: the sequence holds ``token_ids`` from ``start`` on; ``pending`` is being verified.
+
+    ``pending`` None: nothing is being verified, a draft of the committed sequence itself is wanted.
+    """
+
+    start: int
+    token_ids: tuple[int, ...]
+    pending: tuple[int, ...] | None
+    num_draft_tokens: int
+
+    @property
+    def base(self) -> int:
+        """Committed length."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A proposal: if ``path`` is committed after the base, ``draft`` is proposed."""
+
+    path: tuple[int, ...]
+    draft: Draft
+    compute_ms: float = 0.0
+
+
+class SourceLease(Protocol):
+    """A source's state of one sequence."""
+
+    @property
+    def cache_length(self) -> int:
+        """Committed positions that the source still has."""
+        ...
+
+    async def draft(self, wanted: Wanted) -> Block:
+        """Take the ids in and propose.
+
+        Raises: CacheTooShort if positions before ``wanted.start`` got lost.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free everything kept for the sequence."""
+        ...
+
+
+class Source(Protocol):
+    """A way of drafting."""
+
+    @property
+    def name(self) -> str:
+        """Name on the wire."""
+        ...
+
+    @property
+    def needs_tokenizer(self) -> bool:
+        """True where drafts make sense only with the tokenizer that the drafter loaded."""
+        ...
+
+    def open(self, opening: Opening) -> SourceLease:
+        """Begin a sequence."""
+        ...

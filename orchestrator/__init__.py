@@ -1,0 +1,1 @@
+"""The orchestrator: owns sequences, pairs workers, commits and streams."""

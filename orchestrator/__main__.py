@@ -1,0 +1,73 @@
+"""Starts the orchestrator."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+
+from orchestrator.admission import Admission
+from orchestrator.servicer import GenerationServicer
+from orchestrator.settings import OrchestratorSettings
+from orchestrator.supervision import Supervisor
+from orchestrator.workers import Role, Worker, WorkerPool
+from outrider.serving.channel import open_channel
+from outrider.serving.process import run
+from outrider.serving.server import Register
+from outrider.serving.settings import parse_settings
+from outrider.v1 import generation_pb2_grpc
+
+SERVICE_NAMES = ("outrider.v1.GenerationService",)
+POLL_S = 0.02
+
+
+def build_pool(settings: OrchestratorSettings) -> WorkerPool:
+    """Return the pool of all configured workers, none of them reached yet."""
+    roles = [(address, Role.VERIFIER) for address in settings.verifier]
+    roles += [(address, Role.DRAFTER) for address in settings.drafter]
+    return WorkerPool(
+        workers=[Worker(address, role, open_channel(address)) for address, role in roles],
+        template_overrides=frozenset(settings.allow_template_difference),
+    )
+
+
+@asynccontextmanager
+async def open_orchestrator(settings: OrchestratorSettings) -> AsyncIterator[Register]:
+    """Watch the workers; ready once a verifier is."""
+    pool = build_pool(settings)
+    supervision = asyncio.create_task(Supervisor(pool).run())
+    servicer = GenerationServicer(
+        pool, Admission(settings.max_running, settings.max_waiting), settings.policy
+    )
+
+    def register(server: grpc.aio.Server) -> None:
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+
+    try:
+        while not pool.targets:
+            if supervision.done():
+                supervision.result()
+            await asyncio.sleep(POLL_S)
+        yield register
+    finally:
+        supervision.cancel()
+        with suppress(asyncio.CancelledError):
+            await supervision
+        for worker in pool.workers:
+            await worker.channel.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until a signal; returns the exit code."""
+    settings = parse_settings(OrchestratorSettings, sys.argv[1:] if arguments is None else arguments)
+    return run(
+        settings,
+        service="orchestrator",
+        service_names=SERVICE_NAMES,
+        open_service=lambda: open_orchestrator(settings),
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

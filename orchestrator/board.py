@@ -1,0 +1,71 @@
+"""The draft board: blocks of one sequence, kept until the sequence has outgrown them."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.draft import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBlock:
+    """If the committed sequence becomes ``base_length`` tokens followed by ``path``, use ``draft``."""
+
+    base_length: int
+    path: tuple[int, ...]
+    draft: Draft
+
+    @property
+    def fits_length(self) -> int:
+        """Committed length at which the block can be used."""
+        return self.base_length + len(self.path)
+
+
+@dataclass(slots=True)
+class DraftBoard:
+    """Blocks keyed by (base length, path); ``num_discarded_tokens`` counts tokens that were never used."""
+
+    num_discarded_tokens: int = 0
+    _blocks: dict[tuple[int, tuple[int, ...]], DraftBlock] = field(default_factory=dict)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def post(self, block: DraftBlock) -> None:
+        """Put a block on the board and wake who waits for one; an empty one only wakes."""
+        if block.draft.token_ids:
+            replaced = self._blocks.get((block.base_length, block.path))
+            self.num_discarded_tokens += len(replaced.draft) if replaced is not None else 0
+            self._blocks[block.base_length, block.path] = block
+        self._changed.set()
+
+    def wake(self) -> None:
+        """Wake who waits, since no block will come."""
+        self._changed.set()
+
+    def take(self, token_ids: Sequence[int]) -> Draft | None:
+        """Return the draft that fits the committed ids and drop every block that no longer can."""
+        length = len(token_ids)
+        fitting: Draft | None = None
+        for key, block in list(self._blocks.items()):
+            if block.fits_length > length:
+                continue
+            del self._blocks[key]
+            matches = block.fits_length == length
+            if fitting is None and matches and _ends_with(token_ids, block):
+                fitting = block.draft
+            else:
+                self.num_discarded_tokens += len(block.draft)
+        return fitting
+
+    def clear(self) -> None:
+        """Drop everything, counted as discarded."""
+        self.num_discarded_tokens += sum(len(block.draft) for block in self._blocks.values())
+        self._blocks.clear()
+
+    async def wait(self) -> None:
+        """Wait for the next post or wake."""
+        self._changed.clear()
+        await self._changed.wait()
+
+
+def _ends_with(token_ids: Sequence[int], block: DraftBlock) -> bool:
+    return tuple(token_ids[block.base_length :]) == block.path

@@ -1,0 +1,45 @@
+"""The decode loop: draft, verify, commit, stream. Target-only is the same loop with empty drafts."""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from orchestrator.drafting import Drafting
+from orchestrator.receipt import Stats
+from orchestrator.sequence import Sequence
+from orchestrator.transcript import Delivery, Transcript
+from orchestrator.verdict import Verdict, committed_tokens
+from outrider.draft import Draft
+
+
+class Verification(Protocol):
+    """The verifier side of one sequence; moves to another equal verifier by itself when one is lost."""
+
+    async def send(self, sequence: Sequence, draft: Draft) -> None:
+        """Send the step of the present cycle."""
+        ...
+
+    async def verdict(self, sequence: Sequence, draft: Draft) -> Verdict:
+        """Wait for the verdict of the step that was sent."""
+        ...
+
+
+async def decode(
+    sequence: Sequence,
+    verification: Verification,
+    drafting: Drafting,
+    transcript: Transcript,
+    stats: Stats,
+) -> AsyncIterator[Delivery]:
+    """Yield what each cycle delivers until the sequence is finished.
+
+    Raises: Unavailable if the verifier is lost and no equal one is there.
+    """
+    while not sequence.is_finished:
+        draft = await drafting.draft_for(sequence)
+        await verification.send(sequence, draft)
+        await drafting.prepare_next(sequence, draft)
+        verdict = await verification.verdict(sequence, draft)
+        delivery = transcript.take(committed_tokens(draft.token_ids, verdict))
+        sequence.commit(delivery.tokens, delivery.end)
+        stats.observe(draft, verdict, delivery.tokens)
+        yield delivery

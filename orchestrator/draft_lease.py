@@ -1,0 +1,143 @@
+"""A draft lease: one open stream to one drafter for one sequence; blocks go to the draft board."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import grpc
+
+from orchestrator.board import DraftBlock, DraftBoard
+from orchestrator.kv_ledger import KVLedger
+from orchestrator.sequence import Sequence
+from outrider.draft import Draft
+from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The advance that is being answered."""
+
+    cycle: int
+    base_length: int
+    pending: tuple[int, ...] | None
+
+
+@dataclass(slots=True)
+class GrpcDraftLease:
+    """Writes advances, reads blocks in a task of its own, keeps the ledger of the drafter's KV.
+
+    The ledger starts every advance at what the drafter last stated, so ids of an advance that a newer one
+    replaced are sent again; the drafter keeps the rows whose ids are equal.
+    """
+
+    call: grpc.aio.StreamStreamCall
+    board: DraftBoard
+    opening: drafter_pb2.DraftOpen
+    ledger: KVLedger = field(default_factory=KVLedger)
+    asked: Asked | None = None
+    num_advances: int = 0
+    lost_reason: str = ""
+    reader: "asyncio.Task[None] | None" = None
+
+    @classmethod
+    def open(
+        cls,
+        stub: drafter_pb2_grpc.DrafterServiceStub,
+        opening: drafter_pb2.DraftOpen,
+        board: DraftBoard,
+        timeout_s: float | None,
+    ) -> "GrpcDraftLease":
+        """Start the stream; ``timeout_s`` is what the client's deadline leaves."""
+        return cls(stub.Draft(timeout=timeout_s), board, opening)
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the stream ended."""
+        return not self.lost_reason
+
+    @property
+    def num_heals(self) -> int:
+        """Times that the drafter's KV was not what the ledger expected."""
+        return self.ledger.num_heals
+
+    def answers(self, sequence: Sequence) -> bool:
+        """True while the awaited answer can fit the present sequence."""
+        if self.asked is None:
+            return False
+        after = tuple(sequence.token_ids[self.asked.base_length :])
+        if self.asked.pending is None:
+            return not after
+        return len(after) == len(self.asked.pending) + 1 and after[:-1] == self.asked.pending
+
+    async def advance(self, sequence: Sequence, pending: Draft | None, num_tokens: int) -> None:
+        """Tell what is committed and what is being verified (None: nothing is)."""
+        start = min(self.ledger.cache_length, len(sequence) - 1)
+        advance = drafter_pb2.Advance(
+            cycle=self.num_advances,
+            start=start,
+            token_ids=sequence.token_ids[start:],
+            pending=None if pending is None else common_pb2.Draft(token_ids=pending.token_ids),
+            max_draft_tokens=num_tokens,
+        )
+        pending_ids = None if pending is None else pending.token_ids
+        self.asked = Asked(self.num_advances, len(sequence), pending_ids)
+        self.num_advances += 1
+        try:
+            if self.reader is None:
+                self.reader = asyncio.create_task(self._read())
+                await self.call.write(drafter_pb2.DraftRequest(open=self.opening))
+            await self.call.write(drafter_pb2.DraftRequest(advance=advance))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            self._lose("drafter_lost")
+
+    def close(self) -> None:
+        """End the stream; the drafter frees the KV."""
+        self.call.cancel()
+        if self.reader is not None:
+            self.reader.cancel()
+
+    async def _read(self) -> None:
+        """Post blocks until the stream ends."""
+        try:
+            while (response := await self.call.read()) is not grpc.aio.EOF:
+                kind = response.WhichOneof("kind")
+                if kind == "block":
+                    self._post(response.block)
+                elif kind == "context_needed":
+                    self._answered(response.context_needed.cycle)
+                    self.ledger.lower(response.context_needed.have_length)
+                    self.board.wake()
+            self._lose(await self._why())
+        except grpc.aio.AioRpcError as error:
+            self._lose(_reason(error.code()))
+
+    def _post(self, block: drafter_pb2.DraftBlock) -> None:
+        if block.last:
+            self._answered(block.cycle)
+        stated = min(block.cache_length, block.base_length)
+        if stated < self.ledger.cache_length:
+            self.ledger.observe(stated)
+        else:
+            self.ledger.expect(stated)
+        path = tuple(block.path_token_ids)
+        self.board.post(DraftBlock(block.base_length, path, Draft.from_proto(block.draft)))
+
+    def _answered(self, cycle: int) -> None:
+        if self.asked is not None and self.asked.cycle == cycle:
+            self.asked = None
+
+    async def _why(self) -> str:
+        return _reason(await self.call.code())
+
+    def _lose(self, reason: str) -> None:
+        if not self.lost_reason:
+            self.lost_reason = reason
+        self.asked = None
+        self.board.wake()
+
+
+def _reason(code: grpc.StatusCode) -> str:
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return "drafter_full"
+    if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT):
+        return "drafter_refused"
+    return "drafter_lost"

@@ -1,0 +1,153 @@
+"""Where a sequence's drafts come from: the board, a drafter that is still at work, lookup, or nowhere."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.board import DraftBoard
+from orchestrator.policy import SpeculationPlan
+from orchestrator.receipt import Stats
+from orchestrator.sequence import Sequence
+from outrider.draft import NO_DRAFT, Draft
+from outrider.lookup.ngram import NgramIndex
+
+RETAKE_AFTER_S = 1.0  # a lost drafter is not asked again before
+
+
+class DraftLease(Protocol):
+    """An open stream to a drafter for one sequence; its blocks arrive on the board."""
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the stream ended."""
+        ...
+
+    @property
+    def lost_reason(self) -> str:
+        """Why it ended."""
+        ...
+
+    def answers(self, sequence: Sequence) -> bool:
+        """True while an answer is awaited that can still fit the present sequence."""
+        ...
+
+    async def advance(self, sequence: Sequence, pending: Draft | None, num_tokens: int) -> None:
+        """Tell what is committed and what is being verified (None: nothing is)."""
+        ...
+
+    @property
+    def num_heals(self) -> int:
+        """Times that the drafter's KV was not what the ledger expected."""
+        ...
+
+    def close(self) -> None:
+        """End the stream."""
+        ...
+
+
+@dataclass(slots=True)
+class Drafting:
+    """Finds the draft of every cycle and keeps the drafter ahead; never fails, falls back instead.
+
+    ``open_lease`` returns None where no drafter fits the target and the plan's sources.
+    """
+
+    plan: SpeculationPlan
+    board: DraftBoard
+    stats: Stats
+    open_lease: Callable[[], DraftLease | None]
+    clock: Callable[[], float]
+    index: NgramIndex | None = None
+    lease: DraftLease | None = None
+    retake_at: float = 0.0
+    num_heals: int = 0
+
+    async def draft_for(self, sequence: Sequence) -> Draft:
+        """Return the draft for the sequence as it is now; empty if none is ready within the budget."""
+        num_tokens = min(self.plan.num_draft_tokens(sequence.cycle), sequence.num_remaining - 1)
+        fitting = self.board.take(sequence.token_ids)
+        if not self.plan.speculates:
+            return NO_DRAFT
+        if num_tokens <= 0:
+            return self._none("near_the_end" if sequence.num_remaining <= 1 else "length_zero")
+        if sequence.cycle == 0:
+            return self._none("prefill")  # the drafter reads the prompt meanwhile
+        draft = fitting or await self._wait(sequence, num_tokens)
+        if not draft and self.index is not None:
+            draft = self._look_up(sequence, num_tokens)
+        if not draft:
+            return self._none(self._why_none(sequence))
+        self.board.num_discarded_tokens += len(draft) - len(draft.head(num_tokens))
+        return draft.head(num_tokens)
+
+    async def prepare_next(self, sequence: Sequence, pending: Draft) -> None:
+        """Let the drafter work on what follows while ``pending`` is being verified."""
+        wanted = self.plan.num_draft_tokens(sequence.cycle + 1)
+        num_tokens = min(wanted, sequence.num_remaining - len(pending) - 2)
+        lease = self._current_lease()
+        if num_tokens > 0 and lease is not None:
+            await lease.advance(sequence, pending, num_tokens)
+
+    def close(self) -> None:
+        """End the drafter's lease and count what was never used."""
+        self.board.clear()
+        self._drop_lease()
+
+    async def _wait(self, sequence: Sequence, num_tokens: int) -> Draft | None:
+        """Wait for the drafter within the budget, asking it again if what it works on cannot fit."""
+        lease = self._current_lease()
+        if lease is None or self.plan.draft_wait_s <= 0:
+            return None
+        began = self.clock()
+        draft: Draft | None = None
+        try:
+            async with asyncio.timeout(self.plan.draft_wait_s):
+                asked = False
+                while lease.is_alive:
+                    if not lease.answers(sequence):
+                        if asked:
+                            break
+                        await lease.advance(sequence, None, num_tokens)
+                        asked = True
+                    await self.board.wait()
+                    draft = self.board.take(sequence.token_ids)
+                    if draft is not None:
+                        break
+        except TimeoutError:
+            pass
+        self.stats.draft_ms += (self.clock() - began) * 1e3
+        return draft
+
+    def _current_lease(self) -> DraftLease | None:
+        """Return a live lease, taking a drafter (back) where that is possible."""
+        if not self.plan.speculates:
+            return None
+        if self.lease is not None and not self.lease.is_alive:
+            self.stats.note_fallback(self.lease.lost_reason)
+            self._drop_lease()
+            self.retake_at = self.clock() + RETAKE_AFTER_S
+        if self.lease is None and self.clock() >= self.retake_at:
+            self.lease = self.open_lease()
+            self.retake_at = self.clock() + RETAKE_AFTER_S
+        return self.lease
+
+    def _drop_lease(self) -> None:
+        if self.lease is not None:
+            self.num_heals += self.lease.num_heals
+            self.lease.close()
+            self.lease = None
+
+    def _look_up(self, sequence: Sequence, num_tokens: int) -> Draft:
+        assert self.index is not None
+        self.index.extend(sequence.token_ids[len(self.index) :])
+        return Draft(tuple(self.index.propose(num_tokens)), "lookup")
+
+    def _why_none(self, sequence: Sequence) -> str:
+        if self.lease is None:
+            return "no_drafter"
+        return "late_draft" if self.lease.answers(sequence) else "nothing_proposed"
+
+    def _none(self, reason: str) -> Draft:
+        self.stats.note_fallback(reason)
+        return NO_DRAFT

@@ -1,0 +1,152 @@
+"""One request from admission to its receipt."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from orchestrator.admission import Admission
+from orchestrator.board import DraftBoard
+from orchestrator.decode import decode
+from orchestrator.draft_lease import GrpcDraftLease
+from orchestrator.drafting import Drafting
+from orchestrator.receipt import Stats
+from orchestrator.request import Request
+from orchestrator.sequence import Event, Sequence, State
+from orchestrator.transcript import Delivery, Transcript
+from orchestrator.verification import LeasedVerification
+from orchestrator.workers import Worker, WorkerPool
+from outrider.lookup.ngram import NgramIndex
+from outrider.text import StopMatcher
+from outrider.v1 import drafter_pb2, drafter_pb2_grpc
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Generation:
+    """Runs one request; what it counted stays readable when it is over.
+
+    ``timeout_s`` tells what is left of the client's deadline, None without one.
+    """
+
+    request: Request
+    pool: WorkerPool
+    timeout_s: Callable[[], float | None]
+    clock: Callable[[], float] = time.monotonic
+    stats: Stats = field(default_factory=Stats)
+    sequence: Sequence = field(init=False)
+    drafter: Worker | None = None
+    began: float = field(init=False)
+    num_ledger_heals: int = 0
+    num_discarded_tokens: int = 0
+    _board: DraftBoard = field(default_factory=DraftBoard)
+    _holds_drafter: bool = False
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+        request = self.request
+        self.sequence = Sequence(request.request_id, request.prompt_ids, request.max_length)
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Milliseconds since the request arrived."""
+        return (self.clock() - self.began) * 1e3
+
+    async def run(self, admission: Admission) -> AsyncIterator[Delivery]:
+        """Yield what each cycle delivers; leases are closed whatever happens.
+
+        Raises: ResourceExhausted if the queue is full; Unavailable if the verifier is lost for good.
+        """
+        async with admission.slot() as queue_ms:
+            self.stats.queue_ms = queue_ms
+            verification = LeasedVerification(
+                self.request, self.pool, self.stats, self.timeout_s
+            )
+            drafting = self._drafting()
+            try:
+                steps = decode(
+                    self.sequence, verification, drafting, self._transcript(), self.stats
+                )
+                async for delivery in steps:
+                    self.stats.ttft_ms = self.stats.ttft_ms or self.elapsed_ms
+                    yield delivery
+            finally:
+                if self.sequence.state is not State.FINISHED:
+                    self.sequence.apply(Event.ABORT)
+                verification.close()
+                drafting.close()
+                self._release_drafter()
+                self.num_ledger_heals = verification.num_heals + drafting.num_heals
+                self.num_discarded_tokens = self._board.num_discarded_tokens
+                self._log_finished()
+
+    def _drafting(self) -> Drafting:
+        plan = self.request.plan
+        return Drafting(
+            plan=plan,
+            board=self._board,
+            stats=self.stats,
+            open_lease=self._open_draft_lease,
+            clock=self.clock,
+            index=NgramIndex() if plan.lookup else None,
+        )
+
+    def _transcript(self) -> Transcript:
+        sampling, codec = self.request.sampling, self.request.target.codec
+        assert sampling.max_tokens is not None
+        return Transcript(
+            stream=codec.stream(
+                skip_special_tokens=sampling.skip_special_tokens,
+                prompt_ids=self.request.prompt_ids,
+            ),
+            stops=StopMatcher(sampling.stop),
+            stop_token_ids=frozenset(sampling.stop_token_ids),
+            max_output_tokens=sampling.max_tokens,
+        )
+
+    def _open_draft_lease(self) -> GrpcDraftLease | None:
+        """Open a lease on the best drafter for this request, if there is one."""
+        self._release_drafter()
+        request = self.request
+        worker = self.pool.choose_drafter(request.target, request.plan.sources)
+        if worker is None:
+            return None
+        self.drafter, self._holds_drafter = worker, True
+        worker.num_leases += 1
+        opening = drafter_pb2.DraftOpen(
+            sequence_id=self.sequence.sequence_id,
+            sampling=request.sampling.to_proto(),
+            mode=request.sampling.mode.value,
+            noise_key=request.sampling.key,
+            sources=request.plan.sources,
+            target=request.target.identity.digests.to_proto(),
+            cache_salt=request.cache_salt,
+            num_prompt_tokens=len(request.prompt_ids),
+            vocab_size=request.target.identity.vocab_size,
+        )
+        stub = drafter_pb2_grpc.DrafterServiceStub(worker.channel)
+        return GrpcDraftLease.open(stub, opening, self._board, self.timeout_s())
+
+    def _release_drafter(self) -> None:
+        if self._holds_drafter and self.drafter is not None:
+            self.drafter.num_leases -= 1
+            self._holds_drafter = False
+
+    def _log_finished(self) -> None:
+        """Write the one canonical line of the request."""
+        stats, end = self.stats, self.sequence.end
+        log.info(
+            "request_finished",
+            finish_reason=end.reason.value if end is not None else "abort",
+            num_prompt_tokens=len(self.request.prompt_ids),
+            num_output_tokens=stats.num_output_tokens,
+            num_spec_steps=stats.num_spec_steps,
+            num_draft_tokens=stats.num_draft_tokens,
+            num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
+            num_target_passes=stats.num_target_passes,
+            fallbacks=dict(stats.fallbacks),
+            ttft_ms=round(stats.ttft_ms, 1),
+            total_ms=round(self.elapsed_ms, 1),
+        )

@@ -1,0 +1,90 @@
+"""What a request's speculation looks like, and why."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.errors import InvalidField
+
+LOOKUP = "ngram"
+ON = "on"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    """What the client asked for; empty means as the policy says."""
+
+    target_only: bool = False
+    sources: tuple[str, ...] = ()
+    num_draft_tokens: int | None = None
+
+
+class LengthSchedule(Protocol):
+    """Draft tokens by cycle."""
+
+    def __call__(self, cycle: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationPlan:
+    """How the decode loop speculates on one sequence.
+
+    ``sources`` in order of preference, empty for the drafter's own default; ``draft_wait_s`` bounds how long a
+    verification may wait for a draft; ``lookup`` allows the orchestrator's own lookup where no draft is there.
+    """
+
+    sources: tuple[str, ...]
+    num_draft_tokens: LengthSchedule
+    draft_wait_s: float
+    lookup: bool
+    decision: str
+
+    @property
+    def speculates(self) -> bool:
+        """False for target-only."""
+        return self.decision == ON
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantLength:
+    """The same number of draft tokens in every cycle."""
+
+    num_draft_tokens: int
+
+    def __call__(self, cycle: int) -> int:
+        """Return the number."""
+        return self.num_draft_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The operator's rules for all requests."""
+
+    sources: tuple[str, ...] = ()
+    num_draft_tokens: int = 4
+    max_draft_tokens: int = 16
+    draft_wait_s: float = 0.1
+    lookup_on_miss: bool = True
+
+    def plan(self, options: SpeculationOptions) -> SpeculationPlan:
+        """Return the plan of one request.
+
+        Raises: InvalidField if the asked-for draft length is out of range or contradicts target_only.
+        """
+        wanted = options.num_draft_tokens
+        if options.target_only:
+            if options.sources or wanted is not None:
+                raise InvalidField(
+                    "speculation.target_only", "excludes sources and num_draft_tokens"
+                )
+            return SpeculationPlan((), ConstantLength(0), 0.0, False, "target_only_requested")
+        if wanted is not None and not 1 <= wanted <= self.max_draft_tokens:
+            raise InvalidField(
+                "speculation.num_draft_tokens", f"{wanted} is outside [1, {self.max_draft_tokens}]"
+            )
+        sources = options.sources or self.sources
+        num = self.num_draft_tokens if wanted is None else wanted
+        if num == 0:
+            return SpeculationPlan((), ConstantLength(0), 0.0, False, "policy_target_only")
+        # A client that names its sources gets those and nothing else.
+        lookup = self.lookup_on_miss if not options.sources else LOOKUP in options.sources
+        return SpeculationPlan(sources, ConstantLength(num), self.draft_wait_s, lookup, ON)

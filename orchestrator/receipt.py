@@ -1,0 +1,83 @@
+"""What is counted while a sequence is decoded; the receipt is made from it."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from orchestrator.verdict import CommittedToken, Origin, Verdict
+from outrider.draft import Draft
+
+TARGET_ONLY = ("prefill", "near_the_end", "length_zero")  # cycles that need no drafter are no failures
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts and times of one sequence, from the verdicts as they were delivered.
+
+    Units: times in milliseconds. A draft token counts as accepted only if it was delivered to the client.
+    """
+
+    num_cycles: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_target_passes: int = 0
+    num_output_tokens: int = 0
+    cached_tokens: int = 0
+    num_failovers: int = 0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    network_ms: float = 0.0
+    queue_ms: float = 0.0
+    ttft_ms: float = 0.0
+    min_margin: float = float("inf")
+    acceptance_histogram: Counter[int] = field(default_factory=Counter)
+    draft_tokens_by_source: Counter[str] = field(default_factory=Counter)
+    fallbacks: Counter[str] = field(default_factory=Counter)
+
+    def note_fallback(self, reason: str) -> None:
+        """Count a cycle without a usable draft, or the loss of a drafter."""
+        self.fallbacks[reason] += 1
+
+    def observe(self, draft: Draft, verdict: Verdict, delivered: list[CommittedToken]) -> None:
+        """Count one cycle; ``delivered`` are its committed tokens up to the end of the sequence."""
+        if self.num_cycles == 0:
+            self.cached_tokens = verdict.cached_tokens
+        self.num_cycles += 1
+        self.num_target_passes += verdict.num_passes
+        self.num_output_tokens += len(delivered)
+        served_ms = verdict.queue_ms + verdict.compute_ms
+        self.verify_ms += served_ms
+        self.network_ms += max(verdict.round_trip_ms - served_ms, 0.0)
+        self.min_margin = min(self.min_margin, verdict.margin)
+        if verdict.invalid_draft:
+            self.note_fallback("invalid_draft")
+        elif draft:
+            accepted = sum(token.origin is Origin.ACCEPTED for token in delivered)
+            self.num_spec_steps += 1
+            self.num_draft_tokens += len(draft)
+            self.num_accepted_draft_tokens += accepted
+            self.acceptance_histogram[accepted] += 1
+            self.draft_tokens_by_source[draft.source] += len(draft)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted over verified draft tokens; 0 without drafts."""
+        return self.num_accepted_draft_tokens / max(self.num_draft_tokens, 1)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / speculative cycles; 1 without drafts."""
+        return 1 + self.num_accepted_draft_tokens / max(self.num_spec_steps, 1)
+
+    @property
+    def num_passes_saved(self) -> int:
+        """Passes of target-only decoding minus passes taken.
+
+        Both take the same passes for the prompt, so the difference is tokens minus cycles.
+        """
+        return self.num_output_tokens - self.num_cycles
+
+    def histogram(self) -> list[int]:
+        """Return the counts of speculative cycles by accepted tokens, dense from 0."""
+        top = max(self.acceptance_histogram, default=-1)
+        return [self.acceptance_histogram[accepted] for accepted in range(top + 1)]

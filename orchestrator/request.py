@@ -1,0 +1,145 @@
+"""A request that passed admission: every field checked, tokenised once."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.policy import Policy, SpeculationOptions, SpeculationPlan
+from orchestrator.workers import Target
+from outrider.errors import IdentityMismatch, InvalidField
+from outrider.identity import IdentityDigests
+from outrider.sampling import SamplingParams
+
+MAX_SALT_CHARACTERS = 256
+MAX_MESSAGES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Plain text to continue."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """Token ids to continue."""
+
+    input_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation to answer."""
+
+    messages: tuple[Mapping[str, str], ...]
+
+
+Prompt = Text | TokenIds | Chat
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the decode loop needs of a request.
+
+    ``sampling`` is resolved: seed drawn, max_tokens filled in, ``stop_token_ids`` all ids that end the output.
+    """
+
+    request_id: str
+    target: Target
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    plan: SpeculationPlan
+    cache_salt: str
+
+    @property
+    def max_length(self) -> int:
+        """Bound of prompt and output together."""
+        assert self.sampling.max_tokens is not None
+        return len(self.prompt_ids) + self.sampling.max_tokens
+
+
+def admit(
+    *,
+    request_id: str,
+    target: Target,
+    prompt: Prompt | None,
+    sampling: SamplingParams,
+    speculation: SpeculationOptions,
+    expected: IdentityDigests,
+    cache_salt: str,
+    policy: Policy,
+) -> Request:
+    """Check what a client sent and fill in what it left open.
+
+    Raises: InvalidField naming field and limit; IdentityMismatch if the expected digests differ.
+    """
+    identity = target.identity
+    if mismatches := identity.digests.mismatches(expected):
+        name = mismatches[0]
+        have, want = getattr(identity.digests, name), getattr(expected, name)
+        raise IdentityMismatch(f"expected.{name}: {want} was expected, {identity.name} has {have}")
+    if len(cache_salt) > MAX_SALT_CHARACTERS:
+        limit = f"at most {MAX_SALT_CHARACTERS}"
+        raise InvalidField("cache_salt", f"{len(cache_salt)} characters, {limit}")
+    prompt_ids = _tokenise(prompt, target)
+    return Request(
+        request_id=request_id,
+        target=target,
+        prompt_ids=prompt_ids,
+        sampling=_resolve(sampling, target, len(prompt_ids)),
+        plan=policy.plan(speculation),
+        cache_salt=cache_salt,
+    )
+
+
+def prompt_ids_of(prompt: Prompt | None, target: Target) -> tuple[int, ...]:
+    """Return the ids of a prompt, not checked against the context."""
+    match prompt:
+        case Text(text=text):
+            return tuple(target.codec.encode(text))
+        case Chat(messages=messages):
+            if len(messages) > MAX_MESSAGES:
+                limit = f"{len(messages)} messages, at most {MAX_MESSAGES}"
+                raise InvalidField("chat.messages", limit)
+            return tuple(target.codec.apply_chat_template(messages))
+        case TokenIds(input_ids=ids):
+            _check_ids("tokenized.input_ids", ids, target.identity.vocab_size)
+            return ids
+        case None:
+            raise InvalidField("input", "one of text, tokenized and chat must be given")
+
+
+def _tokenise(prompt: Prompt | None, target: Target) -> tuple[int, ...]:
+    ids = prompt_ids_of(prompt, target)
+    if not ids:
+        raise InvalidField("input", "the prompt is empty; at least one token is needed")
+    context = target.identity.max_context_length
+    if len(ids) >= context:
+        limit = f"must be below the context of {context} tokens"
+        raise InvalidField("input", f"the prompt has {len(ids)} tokens, it {limit}")
+    return ids
+
+
+def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    for index, token_id in enumerate(ids):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidField(f"{field}[{index}]", f"{token_id} is outside [0, {vocab_size})")
+
+
+def _resolve(sampling: SamplingParams, target: Target, num_prompt_tokens: int) -> SamplingParams:
+    identity = target.identity
+    _check_ids("sampling_params.stop_token_ids", sampling.stop_token_ids, identity.vocab_size)
+    room = identity.max_context_length - num_prompt_tokens
+    wanted = room if sampling.max_tokens is None else sampling.max_tokens
+    if sampling.min_tokens > room:
+        raise InvalidField(
+            "sampling_params.min_tokens",
+            f"{sampling.min_tokens} is above the {room} tokens that the context leaves",
+        )
+    eos = () if sampling.ignore_eos else identity.eos_token_ids
+    stops = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
+    if sampling.min_tokens and len(stops) >= identity.vocab_size:
+        raise InvalidField("sampling_params.stop_token_ids", "leave no token to sample")
+    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+    return replace(sampling, max_tokens=min(wanted, room), stop_token_ids=stops, seed=seed)

@@ -1,0 +1,65 @@
+"""Settings of the orchestrator."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from orchestrator.policy import Policy
+from outrider.serving.settings import CommaSeparated, ServiceSettings
+
+
+class OrchestratorSettings(ServiceSettings):
+    """Own sequences, pair drafters with verifiers, and serve Generate to clients.
+
+    Example: outrider orchestrator --verifier 127.0.0.1:50052 --drafter 127.0.0.1:50053 --port 50051
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="ORCHESTRATOR_", cli_prog_name="outrider orchestrator"
+    )
+
+    verifier: CommaSeparated = Field(
+        min_length=1, description="Verifier addresses (host:port), repeated or with commas."
+    )
+    drafter: CommaSeparated = Field(
+        default=(), description="Drafter addresses (host:port), repeated or with commas."
+    )
+    max_running: int = Field(
+        default=64, ge=1, le=4096, description="Requests that are decoded at once."
+    )
+    max_waiting: int = Field(
+        default=256, ge=0, le=65536, description="Requests that may wait; more are refused."
+    )
+    sources: CommaSeparated = Field(
+        default=(),
+        description="Draft sources in order of preference; empty leaves it to the drafter.",
+    )
+    num_draft_tokens: int = Field(
+        default=4, ge=0, le=16, description="Tokens per draft; 0 turns speculation off."
+    )
+    max_draft_tokens: int = Field(
+        default=16, ge=1, le=64, description="Longest draft that a request may ask for."
+    )
+    draft_wait_ms: float = Field(
+        default=100.0,
+        ge=0,
+        le=10_000,
+        description="Milliseconds that a verification may wait for a draft; 0 never waits.",
+    )
+    lookup_on_miss: bool = Field(
+        default=True, description="Draft by n-gram lookup where the drafter has nothing ready."
+    )
+    allow_template_difference: CommaSeparated = Field(
+        default=(),
+        description="Drafter addresses whose chat template may differ from the target's.",
+    )
+
+    @property
+    def policy(self) -> Policy:
+        """The speculation policy that the flags describe."""
+        return Policy(
+            sources=self.sources,
+            num_draft_tokens=self.num_draft_tokens,
+            max_draft_tokens=max(self.max_draft_tokens, self.num_draft_tokens),
+            draft_wait_s=self.draft_wait_ms / 1e3,
+            lookup_on_miss=self.lookup_on_miss,
+        )

@@ -1,0 +1,117 @@
+"""Keeps watch over every configured worker: health, identity, tokenizer files."""
+
+import asyncio
+import hashlib
+import random
+from collections import defaultdict
+from dataclasses import dataclass
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from orchestrator.workers import Role, Worker, WorkerPool, WorkerState
+from outrider.identity import ModelIdentity, TokenizerFiles
+from outrider.v1 import worker_pb2, worker_pb2_grpc
+
+SERVICES = {
+    Role.VERIFIER: "outrider.v1.VerifierService",
+    Role.DRAFTER: "outrider.v1.DrafterService",
+}
+CALL_TIMEOUT_S = 30.0
+FIRST_RETRY_S = 0.1
+MAX_RETRY_S = 2.0
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Watches workers for as long as it runs; the only writer of their states besides the pool."""
+
+    pool: WorkerPool
+
+    async def run(self) -> None:
+        """Watch all workers until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for worker in self.pool.workers:
+                group.create_task(self._watch(worker))
+
+    async def _watch(self, worker: Worker) -> None:
+        """Follow one worker's health stream, again and again with jittered back-off."""
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                async for served in self._health(worker):
+                    if served:
+                        await self._admit(worker)
+                        retry_s = FIRST_RETRY_S
+                    else:
+                        self._lose(worker, "not serving")
+                self._lose(worker, "health stream ended")
+            except grpc.aio.AioRpcError as error:
+                self._lose(worker, error.details() or error.code().name)
+            except (ValueError, TimeoutError) as error:
+                self._refuse(worker, str(error) or "timed out")
+            await asyncio.sleep(retry_s * random.uniform(0.5, 1.5))
+            retry_s = min(retry_s * 2, MAX_RETRY_S)
+
+    async def _health(self, worker: Worker):  # type: ignore[no-untyped-def]
+        """Yield whether the worker serves, at every change."""
+        stub = health_pb2_grpc.HealthStub(worker.channel)
+        request = health_pb2.HealthCheckRequest(service=SERVICES[worker.role])
+        async for response in stub.Watch(request, wait_for_ready=False):
+            yield response.status == health_pb2.HealthCheckResponse.SERVING
+
+    async def _admit(self, worker: Worker) -> None:
+        """Learn what the worker is and let the pool judge it."""
+        stub = worker_pb2_grpc.WorkerServiceStub(worker.channel)
+        answer = await stub.GetIdentity(
+            worker_pb2.GetIdentityRequest(), timeout=CALL_TIMEOUT_S
+        )
+        worker.identity = ModelIdentity.from_proto(answer.identity)
+        worker.binding = answer.binding
+        worker.sources = tuple(answer.sources)
+        worker.max_draft_tokens = answer.max_draft_tokens
+        if worker.binding != worker_pb2.WORKER_BINDING_ANY_TARGET:
+            worker.files = await fetch_tokenizer(stub)
+        if worker.role is Role.VERIFIER:
+            if worker.binding != worker_pb2.WORKER_BINDING_TARGET:
+                raise ValueError("the worker is not a verifier")
+            self.pool.admit_verifier(worker)
+        else:
+            worker.state = WorkerState.CONNECTING
+            self.pool.pair_drafters()
+        self._log(worker)
+
+    def _lose(self, worker: Worker, reason: str) -> None:
+        was_used = worker.is_ready
+        worker.lose(reason)
+        if was_used:
+            self._log(worker)
+
+    def _refuse(self, worker: Worker, reason: str) -> None:
+        worker.state, worker.reason = WorkerState.REFUSED, reason
+        self._log(worker)
+
+    def _log(self, worker: Worker) -> None:
+        event = f"{worker.role.value}_{worker.state.value}"
+        log.info(event, address=worker.address, reason=worker.reason or None)
+
+
+async def fetch_tokenizer(stub: worker_pb2_grpc.WorkerServiceStub) -> TokenizerFiles:
+    """Return the worker's tokenizer files.
+
+    Raises: ValueError if a file arrives incomplete or with another digest than stated.
+    """
+    contents: dict[str, bytearray] = defaultdict(bytearray)
+    stated: dict[str, str] = {}
+    request = worker_pb2.GetTokenizerRequest()
+    async for chunk in stub.GetTokenizer(request, timeout=CALL_TIMEOUT_S):
+        contents[chunk.file_name] += chunk.data
+        if chunk.sha256:
+            stated[chunk.file_name] = chunk.sha256
+    for name, content in contents.items():
+        if hashlib.sha256(content).hexdigest() != stated.get(name):
+            raise ValueError(f"{name} arrived incomplete")
+    return TokenizerFiles({name: bytes(content) for name, content in contents.items()})

@@ -1,0 +1,67 @@
+"""The output of a sequence as the client sees it: where it ends, and the text that is certain."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.sequence import End, FinishReason
+from orchestrator.verdict import CommittedToken
+from outrider.text import StopMatcher, TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What one cycle adds: final tokens, the text that became certain with each, the end if it is reached."""
+
+    tokens: list[CommittedToken]
+    pieces: list[str]
+    end: End | None
+
+    @property
+    def text(self) -> str:
+        """The pieces joined."""
+        return "".join(self.pieces)
+
+
+@dataclass(slots=True)
+class Transcript:
+    """Cuts committed tokens where the output ends and turns them into text, token by token.
+
+    The order of judging a token: stop ids first, then stop strings, then length.
+    """
+
+    stream: TextStream
+    stops: StopMatcher
+    stop_token_ids: frozenset[int]
+    max_output_tokens: int
+    num_output_tokens: int = field(default=0)
+
+    def take(self, tokens: Sequence[CommittedToken]) -> Delivery:
+        """Return what is delivered of a cycle's tokens; nothing is taken after an end."""
+        delivered: list[CommittedToken] = []
+        pieces: list[str] = []
+        for token in tokens:
+            delivered.append(token)
+            self.num_output_tokens += 1
+            piece, end = self._judge(token.token_id)
+            pieces.append(piece)
+            if end is not None:
+                return Delivery(delivered, pieces, end)
+        return Delivery(delivered, pieces, None)
+
+    def _judge(self, token_id: int) -> tuple[str, End | None]:
+        if token_id in self.stop_token_ids:
+            return self._rest(), End(FinishReason.STOP, token_id=token_id)
+        text = self.stops.push(self.stream.push(token_id), self.num_output_tokens - 1)
+        if self.stops.match is not None:
+            return text, End(FinishReason.STOP, stop=self.stops.match.stop)
+        if self.num_output_tokens >= self.max_output_tokens:
+            rest = self._rest()
+            if self.stops.match is not None:
+                return text + rest, End(FinishReason.STOP, stop=self.stops.match.stop)
+            return text + rest, End(FinishReason.LENGTH)
+        return text, None
+
+    def _rest(self) -> str:
+        """Return what was held back, for the text ends here."""
+        flushed = self.stops.push(self.stream.flush(), self.num_output_tokens - 1)
+        return flushed if self.stops.match is not None else flushed + self.stops.flush()

@@ -1,0 +1,47 @@
+"""What a verifier decided, as the decode loop sees it."""
+
+import enum
+from dataclasses import dataclass
+
+
+class Origin(enum.Enum):
+    """Where a committed token came from."""
+
+    ACCEPTED = "accepted"
+    RECOVERED = "recovered"
+    BONUS = "bonus"
+    ONLY = "only"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The committed tokens of one cycle and what they cost.
+
+    Units: times in milliseconds.
+    """
+
+    num_accepted: int
+    next_token_id: int
+    next_origin: Origin
+    invalid_draft: str
+    cached_tokens: int
+    num_passes: int
+    queue_ms: float
+    compute_ms: float
+    round_trip_ms: float
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedToken:
+    """A final token."""
+
+    token_id: int
+    origin: Origin
+
+
+def committed_tokens(draft: tuple[int, ...], verdict: Verdict) -> list[CommittedToken]:
+    """Return what the verdict commits: the accepted prefix of the draft and the target's own token."""
+    accepted = draft[: verdict.num_accepted]
+    tokens = [CommittedToken(token_id, Origin.ACCEPTED) for token_id in accepted]
+    return [*tokens, CommittedToken(verdict.next_token_id, verdict.next_origin)]

@@ -1,0 +1,117 @@
+"""The verifier side of one sequence: a lease on one verifier, and another one when it is lost."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import grpc
+import structlog
+
+from orchestrator.receipt import Stats
+from orchestrator.request import Request
+from orchestrator.sequence import Event, Sequence
+from orchestrator.verdict import Verdict
+from orchestrator.verify_lease import VerifierLost, VerifyLease
+from orchestrator.workers import Worker, WorkerPool
+from outrider.draft import Draft
+from outrider.errors import InvalidField, ResourceExhausted, Unavailable
+from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+
+RETRY_AFTER_S = 1.0
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class LeasedVerification:
+    """Implements ``orchestrator.decode.Verification`` over the worker pool.
+
+    A verifier that fails is not tried again for this sequence. ``timeout_s`` tells what is left of the client's
+    deadline.
+    """
+
+    request: Request
+    pool: WorkerPool
+    stats: Stats
+    timeout_s: Callable[[], float | None]
+    worker: Worker | None = None
+    lease: VerifyLease | None = None
+    num_heals: int = 0
+    _failed: set[str] = field(default_factory=set)
+
+    async def send(self, sequence: Sequence, draft: Draft) -> None:
+        """Send the step, opening a lease first where there is none.
+
+        Raises: Unavailable if no equal verifier is left.
+        """
+        while True:
+            if self.lease is None:
+                self._open(sequence)
+            assert self.lease is not None
+            try:
+                return await self.lease.send(sequence, draft)
+            except VerifierLost as lost:
+                self._lose(sequence, lost)
+
+    async def verdict(self, sequence: Sequence, draft: Draft) -> Verdict:
+        """Wait for the verdict; a lost verifier is replaced and the step repeated there.
+
+        Raises: Unavailable if no equal verifier is left.
+        """
+        while True:
+            assert self.lease is not None
+            try:
+                return await self.lease.verdict(sequence, draft)
+            except VerifierLost as lost:
+                self._lose(sequence, lost)
+                await self.send(sequence, draft)
+
+    def close(self) -> None:
+        """End the lease."""
+        if self.lease is not None:
+            assert self.worker is not None
+            self.num_heals += self.lease.ledger.num_heals
+            self.worker.num_leases -= 1
+            self.lease.close()
+            self.lease = None
+
+    def _open(self, sequence: Sequence) -> None:
+        worker = self.pool.choose_verifier(self.request.target, self._failed)
+        if worker is None:
+            name = self.request.target.identity.name
+            raise Unavailable(f"no verifier of {name} is ready", retry_after_s=RETRY_AFTER_S)
+        opening = verifier_pb2.VerifyOpen(
+            sequence_id=sequence.sequence_id,
+            sampling=self.request.sampling.to_proto(),
+            mode=self.request.sampling.mode.value,
+            seed=self.request.sampling.key,
+            cache_salt=self.request.cache_salt,
+            expected=self.request.target.identity.digests.to_proto(),
+            num_prompt_tokens=len(self.request.prompt_ids),
+        )
+        stub = verifier_pb2_grpc.VerifierServiceStub(worker.channel)
+        self.lease = VerifyLease.open(stub, opening, worker.step_time, self.timeout_s())
+        self.worker = worker
+        worker.num_leases += 1
+        sequence.apply(Event.VERIFIER_FOUND)
+
+    def _lose(self, sequence: Sequence, lost: VerifierLost) -> None:
+        """Give the lease up; the next send looks for an equal verifier.
+
+        Raises: ResourceExhausted if a verifier without room was the last one; Unavailable if there is none left.
+        """
+        if lost.code is grpc.StatusCode.INVALID_ARGUMENT:
+            raise InvalidField("request", lost.reason)  # another verifier would say the same
+        assert self.worker is not None
+        log.warning("verifier_lost", address=self.worker.address, reason=lost.reason)
+        self._failed.add(self.worker.address)
+        self.close()
+        sequence.apply(Event.VERIFIER_LOST)
+        self.stats.num_failovers += 1
+        others = self.pool.choose_verifier(self.request.target, self._failed)
+        if others is None and lost.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            raise ResourceExhausted(f"every verifier is full: {lost.reason}")
+        if others is None:
+            raise Unavailable(
+                f"the verifier was lost and no equal one is ready: {lost.reason}",
+                retry_after_s=RETRY_AFTER_S,
+            )

@@ -1,0 +1,166 @@
+"""A verify lease: one open stream to one verifier for one sequence, kept in step by the KV ledger."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import grpc
+
+from orchestrator.kv_ledger import KVLedger
+from orchestrator.sequence import Sequence
+from orchestrator.verdict import Origin, Verdict
+from outrider.draft import Draft
+from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+
+MIN_STEP_TIMEOUT_S = 5.0
+TIMEOUT_FACTOR = 10.0
+MAX_RESENDS = 4  # a step that still lacks context after these is given up; preemption can cause a few
+
+ORIGINS = {
+    verifier_pb2.NEXT_TOKEN_KIND_RECOVERED: Origin.RECOVERED,
+    verifier_pb2.NEXT_TOKEN_KIND_BONUS: Origin.BONUS,
+    verifier_pb2.NEXT_TOKEN_KIND_ONLY: Origin.ONLY,
+}
+
+
+class VerifierLost(Exception):
+    """The stream ended or gave no sensible answer; ``code`` is its gRPC status where it had one."""
+
+    def __init__(self, reason: str, code: grpc.StatusCode | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.code = code
+
+
+@dataclass(slots=True)
+class StepTime:
+    """What a step is expected to take at one verifier, learned from its verdicts; shared by its leases."""
+
+    s_per_token: float = 0.02
+    s_per_pass: float = 0.1
+
+    def timeout_s(self, num_tokens: int) -> float:
+        """Return the patience for a step that feeds this many ids."""
+        expected = self.s_per_pass + num_tokens * self.s_per_token
+        return max(MIN_STEP_TIMEOUT_S, TIMEOUT_FACTOR * expected)
+
+    def observe(self, num_tokens: int, elapsed_s: float) -> None:
+        """Learn from a verdict, fast when steps get slower and slowly when they get faster."""
+        if num_tokens > 64:
+            sample = elapsed_s / num_tokens
+            rate = 0.5 if sample > self.s_per_token else 0.1
+            self.s_per_token += rate * (sample - self.s_per_token)
+        else:
+            rate = 0.5 if elapsed_s > self.s_per_pass else 0.1
+            self.s_per_pass += rate * (elapsed_s - self.s_per_pass)
+
+
+@dataclass(slots=True)
+class VerifyLease:
+    """Sends steps and receives verdicts; owns the ledger of one verifier's KV for one sequence.
+
+    Every method raises VerifierLost when the stream cannot be used any more.
+    """
+
+    call: grpc.aio.StreamStreamCall
+    opening: verifier_pb2.VerifyOpen
+    step_time: StepTime
+    ledger: KVLedger = field(default_factory=KVLedger)
+    opening_sent: bool = False
+    sent_at: float = 0.0
+    num_sent: int = 0
+
+    @classmethod
+    def open(
+        cls,
+        stub: verifier_pb2_grpc.VerifierServiceStub,
+        opening: verifier_pb2.VerifyOpen,
+        step_time: StepTime,
+        timeout_s: float | None,
+    ) -> "VerifyLease":
+        """Start the stream; ``timeout_s`` is what the client's deadline leaves."""
+        return cls(stub.Verify(timeout=timeout_s), opening, step_time)
+
+    async def send(self, sequence: Sequence, draft: Draft) -> None:
+        """Send the step of the present cycle with the ids that the verifier lacks."""
+        start = min(self.ledger.cache_length, len(sequence) - 1)
+        step = verifier_pb2.Step(
+            cycle=sequence.cycle,
+            start=start,
+            token_ids=sequence.token_ids[start:],
+            prefix_digest=sequence.digest.digest(start),
+        )
+        if draft:
+            step.draft.CopyFrom(draft.to_proto())
+        self.sent_at = time.monotonic()
+        self.num_sent = len(step.token_ids) + len(draft)
+        try:
+            if not self.opening_sent:
+                self.opening_sent = True
+                await self.call.write(verifier_pb2.VerifyRequest(open=self.opening))
+            await self.call.write(verifier_pb2.VerifyRequest(step=step))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise await self._lost(error) from None
+
+    async def verdict(self, sequence: Sequence, draft: Draft) -> Verdict:
+        """Return the verdict of the step that was sent, giving the verifier the context it asks for."""
+        for _ in range(MAX_RESENDS):
+            response = await self._read(sequence)
+            if response.WhichOneof("kind") == "verdict":
+                return self._accept(sequence, draft, response.verdict)
+            self.ledger.lower(response.context_needed.have_length)
+            await self.send(sequence, draft)
+        raise VerifierLost("verifier asked for context again and again")
+
+    def close(self) -> None:
+        """End the stream; the verifier frees the KV."""
+        self.call.cancel()
+
+    async def _read(self, sequence: Sequence) -> verifier_pb2.VerifyResponse:
+        """Return the next answer to the present cycle; older ones and the opening are passed over."""
+        patience_s = self.step_time.timeout_s(self.num_sent)
+        try:
+            async with asyncio.timeout(patience_s):
+                while True:
+                    response = await self.call.read()
+                    if response is grpc.aio.EOF:
+                        raise await self._lost(None)
+                    kind = response.WhichOneof("kind")
+                    if kind == "opened":
+                        continue
+                    if kind is not None and getattr(response, kind).cycle == sequence.cycle:
+                        return response
+        except TimeoutError:
+            raise VerifierLost(f"no verdict within {patience_s:.1f} s") from None
+        except grpc.aio.AioRpcError as error:
+            raise await self._lost(error) from None
+
+    def _accept(self, sequence: Sequence, draft: Draft, verdict: verifier_pb2.Verdict) -> Verdict:
+        elapsed_s = time.monotonic() - self.sent_at
+        self.step_time.observe(self.num_sent, elapsed_s)
+        num_accepted = len(verdict.accepted_nodes)
+        chain = list(verdict.accepted_nodes) == list(range(num_accepted))
+        origin = ORIGINS.get(verdict.next_token_kind)
+        if not chain or num_accepted > len(draft) or origin is None:
+            raise VerifierLost("verifier sent a verdict that does not fit the draft")
+        self.ledger.expect(len(sequence) + num_accepted)
+        self.ledger.observe(verdict.cache_length)
+        return Verdict(
+            num_accepted=num_accepted,
+            next_token_id=verdict.next_token_id,
+            next_origin=origin,
+            invalid_draft=verdict.invalid_draft,
+            cached_tokens=verdict.cached_tokens,
+            num_passes=verdict.num_passes,
+            queue_ms=verdict.queue_ms,
+            compute_ms=verdict.compute_ms,
+            round_trip_ms=elapsed_s * 1e3,
+            margin=verdict.min_decision_margin,
+        )
+
+    async def _lost(self, error: BaseException | None) -> VerifierLost:
+        """Return why the stream ended."""
+        if isinstance(error, grpc.aio.AioRpcError):
+            return VerifierLost(error.details() or error.code().name, error.code())
+        code = await self.call.code()
+        return VerifierLost((await self.call.details()) or code.name, code)

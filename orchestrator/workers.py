@@ -1,0 +1,182 @@
+"""Workers as the orchestrator sees them, and which of them fit together."""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import grpc
+
+from orchestrator.verify_lease import StepTime
+from outrider.errors import NotFound, Unavailable
+from outrider.identity import (
+    ModelIdentity,
+    TokenizerFiles,
+    template_differences,
+    tokenizer_differences,
+)
+from outrider.text import TextCodec
+from outrider.v1 import worker_pb2
+
+
+class Role(enum.Enum):
+    """What a worker does."""
+
+    VERIFIER = "verifier"
+    DRAFTER = "drafter"
+
+
+class WorkerState(enum.Enum):
+    """Whether a worker is used, and if not, why."""
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    REFUSED = "refused"
+    LOST = "lost"
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker process at one address; ``num_leases`` counts this orchestrator's own."""
+
+    address: str
+    role: Role
+    channel: grpc.aio.Channel
+    state: WorkerState = WorkerState.CONNECTING
+    reason: str = "not reached yet"
+    identity: ModelIdentity | None = None
+    files: TokenizerFiles | None = None
+    binding: int = worker_pb2.WORKER_BINDING_UNSPECIFIED
+    sources: tuple[str, ...] = ()
+    max_draft_tokens: int = 0
+    num_leases: int = 0
+    template_overridden: bool = False
+    refusals: dict[str, str] = field(default_factory=dict)  # by target name; "" is a fit
+    step_time: StepTime = field(default_factory=StepTime)
+
+    @property
+    def is_ready(self) -> bool:
+        """True while the worker may be used."""
+        return self.state is WorkerState.READY
+
+    def lose(self, reason: str) -> None:
+        """The worker cannot be reached or does not serve."""
+        self.state, self.reason = WorkerState.LOST, reason
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target model: the identity that its verifiers share, and its text side."""
+
+    identity: ModelIdentity
+    files: TokenizerFiles
+    codec: TextCodec
+
+
+@dataclass(slots=True)
+class WorkerPool:
+    """All configured workers and the targets that the verifiers make up.
+
+    ``template_overrides`` holds drafter addresses whose chat template may differ.
+    """
+
+    workers: list[Worker]
+    template_overrides: frozenset[str] = frozenset()
+    targets: dict[str, Target] = field(default_factory=dict)
+
+    def target(self, name: str) -> Target:
+        """Return the named target, or the only one for an empty name.
+
+        Raises: NotFound for an unknown name; Unavailable while no verifier is ready.
+        """
+        if not name and len(self.targets) == 1:
+            return next(iter(self.targets.values()))
+        if name in self.targets:
+            return self.targets[name]
+        if not self.targets:
+            raise Unavailable("no verifier has been ready yet", retry_after_s=1.0)
+        known = ", ".join(sorted(self.targets))
+        raise NotFound(f"model: {name or '(empty)'} is not served; there is {known}")
+
+    def verifiers(self, target: Target) -> Iterator[Worker]:
+        """Yield the ready verifiers that are equal to the target."""
+        for worker in self.workers:
+            if worker.role is Role.VERIFIER and worker.is_ready and worker.identity is not None:
+                if worker.identity.is_equal_verifier(target.identity):
+                    yield worker
+
+    def choose_verifier(self, target: Target, excluded: set[str]) -> Worker | None:
+        """Return the least loaded equal verifier outside ``excluded``."""
+        able = [w for w in self.verifiers(target) if w.address not in excluded]
+        return min(able, key=lambda worker: worker.num_leases, default=None)
+
+    def choose_drafter(self, target: Target, sources: tuple[str, ...]) -> Worker | None:
+        """Return the least loaded drafter that fits the target and offers one of the sources."""
+        able = [
+            worker
+            for worker in self.workers
+            if worker.role is Role.DRAFTER
+            and worker.is_ready
+            and (not sources or set(sources) & set(worker.sources))
+            and worker.refusals.get(target.identity.name) == ""
+        ]
+        return min(able, key=lambda worker: worker.num_leases, default=None)
+
+    def admit_verifier(self, worker: Worker) -> None:
+        """Use a verifier whose identity and files are known; refuse it beside a different one of its name."""
+        assert worker.identity is not None
+        assert worker.files is not None
+        name = worker.identity.name
+        present = self.targets.get(name)
+        if present is not None and not worker.identity.is_equal_verifier(present.identity):
+            if any(self.verifiers(present)):
+                differing = _differing_fields(worker.identity, present.identity)
+                worker.state = WorkerState.REFUSED
+                worker.reason = f"differs from the ready verifiers of {name} in {differing}"
+                return
+            present = None  # the old identity has nobody left: the name now means the new one
+        if present is None:
+            codec = TextCodec(worker.files)
+            self.targets[name] = Target(worker.identity, worker.files, codec)
+        worker.state, worker.reason = WorkerState.READY, ""
+        self.pair_drafters()
+
+    def pair_drafters(self) -> None:
+        """Judge every drafter whose identity is known against the targets."""
+        for worker in self.workers:
+            if worker.role is Role.DRAFTER and worker.state is not WorkerState.LOST:
+                if worker.binding:
+                    self._pair(worker)
+
+    def _pair(self, worker: Worker) -> None:
+        worker.refusals = {
+            name: self.mismatch(target, worker) for name, target in self.targets.items()
+        }
+        reasons = list(worker.refusals.values())
+        if not reasons:
+            worker.state, worker.reason = WorkerState.CONNECTING, "no target to pair with yet"
+        elif "" in reasons:
+            worker.state, worker.reason = WorkerState.READY, ""
+        else:
+            worker.state, worker.reason = WorkerState.REFUSED, reasons[0]
+
+    def mismatch(self, target: Target, worker: Worker) -> str:
+        """Return why the drafter does not fit the target; empty if it does."""
+        if worker.binding == worker_pb2.WORKER_BINDING_ANY_TARGET:
+            return ""
+        if worker.binding != worker_pb2.WORKER_BINDING_DRAFT_MODEL:
+            return "the worker is not a drafter"
+        assert worker.identity is not None
+        assert worker.files is not None
+        sides = (target.files, target.identity, worker.files, worker.identity)
+        found = tokenizer_differences(*sides)
+        template = template_differences(*sides)
+        worker.template_overridden = bool(template) and worker.address in self.template_overrides
+        if not worker.template_overridden:
+            found += template
+        return "; ".join(found)
+
+
+def _differing_fields(one: ModelIdentity, other: ModelIdentity) -> str:
+    fields = ("digests", "tokenizer_probe_digest", "eos_token_ids", "vocab_size")
+    fields += ("max_context_length", "numerics")
+    return ", ".join(name for name in fields if getattr(one, name) != getattr(other, name))

@@ -1,0 +1,181 @@
+"""Commands of the program ``outrider``."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import grpc
+import typer
+from rich.console import Console
+
+import outrider
+from outrider.cli.demo import run_demo
+from outrider.cli.generate import GenerateOptions, run_generate
+from outrider.cli.stack import StackError
+from outrider.cli.status import run_status
+from outrider.cli.up import UpOptions, run_up
+from outrider.errors import OutriderError
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+app = typer.Typer(
+    name="outrider",
+    help="Serves a large language model over gRPC faster, without changing what it says.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+errors = Console(stderr=True)
+
+Address = Annotated[str, typer.Option(help="host:port of the orchestrator.", show_default=True)]
+
+
+def main() -> None:
+    """Run a command; errors that a person can act on are printed without a traceback."""
+    try:
+        app()
+    except grpc.aio.AioRpcError as error:
+        _fail(f"{error.code().name}: {error.details()}{_advice(error.code())}")
+    except (OutriderError, StackError) as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+@app.command(context_settings=PASS_THROUGH)
+def verifier(context: typer.Context) -> None:
+    """Run a verifier: the target model. See [bold]outrider verifier --help[/bold]."""
+    _become("verifier_svc", context.args)
+
+
+@app.command(context_settings=PASS_THROUGH)
+def drafter(context: typer.Context) -> None:
+    """Run a drafter: proposes tokens. See [bold]outrider drafter --help[/bold]."""
+    _become("drafter_svc", context.args)
+
+
+@app.command(context_settings=PASS_THROUGH)
+def orchestrator(context: typer.Context) -> None:
+    """Run an orchestrator: what clients call. See [bold]outrider orchestrator --help[/bold]."""
+    _become("orchestrator", context.args)
+
+
+@app.command()
+def up(
+    target: Annotated[
+        str, typer.Option(help="Folder or hub id of the target; empty: the demo target.")
+    ] = "",
+    draft: Annotated[
+        str, typer.Option(help="Folder or hub id of a draft model; empty: the demo's, or lookup for another target.")
+    ] = "",
+    lookup_only: Annotated[
+        bool, typer.Option("--lookup-only", help="Start a drafter without a model.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Port of the orchestrator.", min=0, max=65535)] = 50051,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32, for both models.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N, for both models.")] = "cpu",
+) -> None:
+    """Start verifier, drafter and orchestrator on this machine; Ctrl-C stops them."""
+    options = UpOptions(target, draft, lookup_only, port, dtype, device)
+    asyncio.run(run_up(options))
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to continue, or what to say with --chat.")],
+    address: Address = DEFAULT_ADDRESS,
+    model: Annotated[str, typer.Option(help="Name of the target; empty: the only one.")] = "",
+    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user message.")] = False,
+    system: Annotated[str, typer.Option(help="System message, with --chat.")] = "",
+    target_only: Annotated[
+        bool, typer.Option("--target-only", help="Do not speculate.")
+    ] = False,
+    drafter: Annotated[
+        str, typer.Option(help='Draft source, such as "model" or "ngram"; empty: the policy\'s.')
+    ] = "",
+    k: Annotated[int, typer.Option("--k", help="Tokens per draft; 0: the policy's.")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
+    min_tokens: Annotated[int, typer.Option(help="Shortest output.")] = 0,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus mass; 1 is off.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Most likely ids kept; 0 is off.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Least share of the best id; 0 is off.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Makes a sampled output repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop string; may repeat.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after EOS.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object with text, ids and receipt.")
+    ] = False,
+    timeout_s: Annotated[float, typer.Option(help="Deadline of the request.")] = 300.0,
+) -> None:
+    """Generate text; accepted draft tokens are marked in the stream."""
+    options = GenerateOptions(
+        address=address,
+        prompt=prompt,
+        model=model,
+        chat=chat,
+        system=system,
+        target_only=target_only,
+        source=drafter,
+        num_draft_tokens=k,
+        sampling={
+            "max_tokens": max_tokens,
+            "min_tokens": min_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "seed": seed,
+            "stop": tuple(stop or ()),
+            "ignore_eos": ignore_eos,
+        },
+        as_json=json,
+        timeout_s=timeout_s,
+    )
+    asyncio.run(run_generate(options))
+
+
+@app.command()
+def status(
+    address: Address = DEFAULT_ADDRESS,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show workers, identities, pairs, and why a pair was refused."""
+    asyncio.run(run_status(address, as_json=json))
+
+
+@app.command()
+def demo(
+    max_tokens: Annotated[int, typer.Option(help="Tokens per answer.")] = 96,
+    num_prompts: Annotated[int, typer.Option(help="Prompts to run.", min=1, max=8)] = 3,
+    models: Annotated[Path, typer.Option(help="Folder of the demo models.")] = Path("build/models"),
+) -> None:
+    """Start everything on real models, answer prompts with and without drafts, compare, stop."""
+    asyncio.run(run_demo(models, max_tokens=max_tokens, num_prompts=num_prompts))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(outrider.__version__)
+
+
+def _become(module: str, arguments: list[str]) -> NoReturn:
+    """Replace this process by the service, so that signals and exit codes are its own."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+
+
+def _fail(message: str) -> NoReturn:
+    errors.print(f"[bold red]error:[/bold red] {message}", highlight=False, soft_wrap=True)
+    raise SystemExit(1)
+
+
+def _advice(code: grpc.StatusCode) -> str:
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return "\nIs the orchestrator running? `outrider up` starts one, `outrider status` asks it."
+    return ""

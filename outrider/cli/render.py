@@ -1,0 +1,57 @@
+"""How outputs and receipts look in a terminal."""
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from outrider.v1 import generation_pb2 as pb
+
+# Told apart by style in a terminal, and by brackets where there are no colours.
+STYLES = {
+    pb.TOKEN_ORIGIN_ACCEPTED: "green",
+    pb.TOKEN_ORIGIN_RECOVERED: "yellow",
+    pb.TOKEN_ORIGIN_BONUS: "cyan",
+    pb.TOKEN_ORIGIN_ONLY: "",
+}
+LEGEND = "[green]accepted draft[/green], [cyan]bonus[/cyan], [yellow]recovered[/yellow], plain"
+
+
+def print_chunk(console: Console, chunk: pb.GenerateChunk) -> None:
+    """Print the pieces of a chunk as they came about; accepted runs are bracketed without colours."""
+    text = Text()
+    bracketed = False
+    for piece, origin in zip(chunk.pieces, chunk.origins, strict=True):
+        accepted = origin == pb.TOKEN_ORIGIN_ACCEPTED and not console.is_terminal
+        if accepted != bracketed:
+            text.append("‹" if accepted else "›")
+            bracketed = accepted
+        text.append(piece, style=STYLES[origin])
+    if bracketed:
+        text.append("›")
+    console.print(text, end="", soft_wrap=True)
+
+
+def receipt_table(complete: pb.GenerateComplete) -> Table:
+    """Return the figures of one request."""
+    receipt = complete.receipt
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    reason = pb.FinishReason.Name(complete.finish_reason).removeprefix("FINISH_REASON_").lower()
+    table.add_row("finish", reason)
+    counts = f"{complete.prompt_tokens} prompt ({complete.cached_tokens} cached)"
+    table.add_row("tokens", f"{counts}, {complete.completion_tokens} output")
+    saved = f"{receipt.num_target_passes} ({receipt.num_passes_saved} saved)"
+    table.add_row("target passes", saved)
+    accepted = f"{receipt.num_accepted_draft_tokens} of {receipt.num_draft_tokens} draft tokens"
+    length = f"mean acceptance length {receipt.mean_acceptance_length:.2f}"
+    table.add_row("accepted", f"{accepted}, {length}")
+    table.add_row("rule", receipt.rule + (f", seed {receipt.seed}" if receipt.seed else ""))
+    times = f"first token {receipt.ttft_ms:.0f} ms, total {receipt.total_ms:.0f} ms"
+    parts = f"draft {receipt.draft_ms:.0f}, verify {receipt.verify_ms:.0f}"
+    table.add_row("time", f"{times} ({parts}, network {receipt.network_ms:.0f})")
+    if receipt.fallbacks:
+        fallbacks = ", ".join(f"{each.reason} {each.count}" for each in receipt.fallbacks)
+        table.add_row("no draft", fallbacks)
+    return table

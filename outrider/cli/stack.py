@@ -1,0 +1,170 @@
+"""All services on this machine, as processes of their own, started and stopped together."""
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.serving.channel import open_channel
+
+POLL_S = 0.05
+STOP_S = 40.0
+LAST_LINES = 8
+
+
+class StackError(Exception):
+    """A service did not come up; the message holds the end of its log."""
+
+
+@dataclass(slots=True)
+class Service:
+    """One process and what is known of it."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    folder: Path
+    log_path: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    process: asyncio.subprocess.Process | None = None
+    address: str = ""
+
+    @property
+    def port_file(self) -> Path:
+        """Where the process writes its address."""
+        return self.folder / f"{self.name}.port"
+
+    async def start(self) -> None:
+        """Start the process and learn its address; Raises: StackError if it ends before."""
+        command = (sys.executable, "-m", self.module, *self.arguments)
+        with self.log_path.open("wb") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *command,
+                "--port-file",
+                str(self.port_file),
+                stdout=log,
+                stderr=log,
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, **self.environment},
+            )
+        while not self.port_file.exists():
+            self.check()
+            await asyncio.sleep(POLL_S)
+        self.address = self.port_file.read_text()
+
+    def check(self) -> None:
+        """Raise StackError if the process has ended."""
+        assert self.process is not None
+        if self.process.returncode is not None:
+            lines = self.log_path.read_text(errors="replace").splitlines()[-LAST_LINES:]
+            ended = f"{self.name} ended with exit code {self.process.returncode}"
+            raise StackError("\n".join([ended, *lines]))
+
+    async def wait_ready(self, *, timeout_s: float) -> None:
+        """Wait until the process serves; Raises: StackError if it ends or takes too long."""
+        channel = open_channel(self.address)
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    self.check()
+                    try:
+                        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+                        if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                            return
+                    except grpc.aio.AioRpcError:
+                        pass
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise StackError(f"{self.name} was not ready within {timeout_s:.0f} s") from None
+        finally:
+            await channel.close()
+
+    async def stop(self) -> None:
+        """End the process in good order, by force if it does not."""
+        if self.process is None or self.process.returncode is not None:
+            return
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """What to start; flags are passed on to the services as they are.
+
+    ``drafter_flags`` holds the flags of each drafter; empty starts none.
+    """
+
+    verifier_flags: Sequence[Sequence[str]]
+    drafter_flags: Sequence[Sequence[str]] = ()
+    orchestrator_flags: Sequence[str] = ()
+    worker_module: str = ""  # runs in place of both worker services where it is set
+    log_folder: Path = Path("build/logs")
+    ready_timeout_s: float = 300.0
+
+
+@dataclass(slots=True)
+class Stack:
+    """The running services."""
+
+    verifiers: list[Service]
+    drafters: list[Service]
+    orchestrator: Service
+
+    @property
+    def services(self) -> list[Service]:
+        """All of them, in the order of their start."""
+        return [*self.verifiers, *self.drafters, self.orchestrator]
+
+
+@asynccontextmanager
+async def run_stack(options: StackOptions) -> AsyncIterator[Stack]:
+    """Start workers, then the orchestrator; yield when all are ready; stop all on exit.
+
+    Raises: StackError if one does not come up.
+    """
+    options.log_folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+
+        def service(name: str, module: str, flags: Sequence[str]) -> Service:
+            log_path = options.log_folder / f"{name}.log"
+            return Service(name, module, tuple(flags), Path(folder), log_path)
+
+        verifiers = [
+            service(f"verifier-{index}", options.worker_module or "verifier_svc", flags)
+            for index, flags in enumerate(options.verifier_flags)
+        ]
+        drafters = [
+            service(f"drafter-{index}", options.worker_module or "drafter_svc", flags)
+            for index, flags in enumerate(options.drafter_flags)
+        ]
+        workers = [*verifiers, *drafters]
+        orchestrator: Service | None = None
+        try:
+            await asyncio.gather(*(worker.start() for worker in workers))
+            addresses = [f"--verifier={worker.address}" for worker in verifiers]
+            addresses += [f"--drafter={worker.address}" for worker in drafters]
+            flags = (*addresses, *options.orchestrator_flags)
+            orchestrator = service("orchestrator", "orchestrator", flags)
+            await orchestrator.start()
+            stack = Stack(verifiers, drafters, orchestrator)
+            for each in stack.services:
+                await each.wait_ready(timeout_s=options.ready_timeout_s)
+            yield stack
+        finally:
+            if orchestrator is not None:
+                await orchestrator.stop()
+            await asyncio.gather(*(worker.stop() for worker in workers))

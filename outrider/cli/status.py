@@ -1,0 +1,53 @@
+"""``outrider status``."""
+
+from google.protobuf.json_format import MessageToDict
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from outrider.client import Client
+from outrider.v1 import generation_pb2 as pb
+
+STATE_STYLES = {"ready": "green", "connecting": "yellow", "refused": "red", "lost": "red"}
+DIGEST_CHARACTERS = 12
+
+
+async def run_status(address: str, *, as_json: bool) -> None:
+    """Ask the orchestrator and print what it knows of its workers."""
+    console = Console(highlight=False)
+    async with Client(address) as client:
+        info = await client.stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=10)
+    if as_json:
+        console.print_json(data=MessageToDict(info, preserving_proto_field_name=True))
+        return
+    console.print(f"outrider {info.version} at {address}")
+    for worker in info.workers:
+        console.print(_worker_table(worker))
+
+
+def _worker_table(worker: pb.WorkerInfo) -> Table:
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    style = STATE_STYLES.get(worker.state, "")
+    state = f"[{style}]{worker.state}[/{style}]" if style else worker.state
+    table.add_row(worker.role, f"{worker.address}  {state}")
+    if worker.reason:
+        table.add_row("why", worker.reason)
+    identity = worker.identity
+    if identity.name:
+        numerics = identity.numerics
+        row = "row-invariant" if numerics.row_invariant else "not row-invariant"
+        table.add_row("model", f"{identity.name} {identity.revision} {identity.architecture}")
+        table.add_row(
+            "numerics", f"{numerics.dtype} on {numerics.device}, {numerics.kernels}, {row}"
+        )
+        digests = identity.digests
+        names = ("tokenizer_digest", "chat_template_digest", "weights_digest")
+        shown = [f"{n.removesuffix('_digest')} {getattr(digests, n)[:DIGEST_CHARACTERS]}" for n in names]
+        table.add_row("digests", ", ".join(shown))
+        sizes = f"{identity.vocab_size} ids, {identity.logits_size} logits"
+        table.add_row("sizes", f"{sizes}, context {identity.max_context_length}")
+    if worker.sources:
+        table.add_row("sources", ", ".join(worker.sources))
+    return table

@@ -1,0 +1,116 @@
+"""A Python client of the orchestrator, for programs and for the command line."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import grpc
+
+from outrider.sampling import SamplingParams
+from outrider.serving.channel import open_channel
+from outrider.serving.request_id import request_id_metadata
+from outrider.v1 import generation_pb2 as pb
+from outrider.v1 import generation_pb2_grpc
+
+Prompt = str | Sequence[int] | Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A finished request: all chunks, and the completion with its receipt."""
+
+    chunks: tuple[pb.GenerateChunk, ...]
+    complete: pb.GenerateComplete
+
+    @property
+    def text(self) -> str:
+        """The output text."""
+        return "".join(chunk.text for chunk in self.chunks)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The output ids."""
+        return list(self.complete.output_ids)
+
+
+class Client:
+    """Calls one orchestrator; use it as an async context manager.
+
+    Raises: grpc.aio.AioRpcError from every call, with the code that the service documents.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._channel = open_channel(address)
+        self.stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._channel.close()
+
+    async def stream(
+        self, request: pb.GenerateRequest, *, timeout_s: float | None = None, request_id: str = ""
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Yield chunks as they come, then the completion."""
+        metadata = request_id_metadata(request_id) if request_id else None
+        call = self.stub.Generate(request, timeout=timeout_s, metadata=metadata)
+        try:
+            async for response in call:
+                yield response
+        finally:
+            call.cancel()
+
+    async def generate(
+        self, request: pb.GenerateRequest, *, timeout_s: float | None = None, request_id: str = ""
+    ) -> Output:
+        """Run a request to its end."""
+        chunks: list[pb.GenerateChunk] = []
+        complete: pb.GenerateComplete | None = None
+        async for response in self.stream(request, timeout_s=timeout_s, request_id=request_id):
+            if response.WhichOneof("kind") == "chunk":
+                chunks.append(response.chunk)
+            else:
+                complete = response.complete
+        if complete is None:
+            raise RuntimeError("the stream ended with OK but without a completion")
+        return Output(tuple(chunks), complete)
+
+
+def generate_request(
+    prompt: Prompt,
+    sampling: SamplingParams | None = None,
+    *,
+    model: str = "",
+    target_only: bool = False,
+    sources: Sequence[str] = (),
+    num_draft_tokens: int | None = None,
+    cache_salt: str = "",
+) -> pb.GenerateRequest:
+    """Build a request from text, from token ids, or from (role, content) messages."""
+    request = pb.GenerateRequest(model=model, cache_salt=cache_salt)
+    if sampling is not None:
+        request.sampling_params.CopyFrom(sampling.to_proto())
+    if target_only or sources or num_draft_tokens is not None:
+        request.speculation.target_only = target_only
+        request.speculation.sources.extend(sources)
+        if num_draft_tokens is not None:
+            request.speculation.num_draft_tokens = num_draft_tokens
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif prompt and isinstance(prompt[0], tuple):
+        for role, content in prompt:  # type: ignore[misc]
+            request.chat.messages.add(role=role, content=content)
+    else:
+        request.tokenized.input_ids.extend(prompt)  # type: ignore[arg-type]
+    return request
+
+
+def is_retryable(error: grpc.aio.AioRpcError) -> bool:
+    """Tell whether the same request may succeed later."""
+    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)

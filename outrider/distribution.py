@@ -1,0 +1,212 @@
+"""The processed distribution of a row of logits: what sampling parameters leave of it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+
+from outrider import elementary, ranking
+
+HEAD_SIZE = 512  # m of the coupled rule; part of the numerics identity
+_ONE = 2**52  # a probability of 1 as a fixed-point mass
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How one row is processed. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p`` 0 keep all."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    banned_ids: tuple[int, ...] = ()
+    """Ids masked before everything else, such as the EOS ids before min_tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Rows of log probabilities, split in a head of most likely ids and, if there is one, a tail.
+
+    Shapes: head_ids [R, M] int64 and head_log_probs [R, M] float32, most likely first, lowest id
+    first among equals, -inf outside the support; full_log_probs [len(full_rows), V] float32 over
+    all ids, of the rows whose support is not all in the head.
+    """
+
+    head_ids: torch.Tensor
+    head_log_probs: torch.Tensor
+    full_rows: tuple[int, ...]
+    full_log_probs: torch.Tensor
+    vocab_size: int
+
+    def log_probs(self) -> torch.Tensor:
+        """Return the rows over all ids, [R, V] float32."""
+        shape = (len(self.head_ids), self.vocab_size)
+        dense = self.head_log_probs.new_full(shape, -torch.inf)
+        # Ids of the padding may stand in the head, with no probability.
+        ids = self.head_ids.clamp(max=self.vocab_size - 1)
+        dense.scatter_reduce_(1, ids, self.head_log_probs, "amax")
+        if self.full_rows:
+            dense[_index(self.full_rows, dense.device)] = self.full_log_probs
+        return dense
+
+
+def process(
+    logits: torch.Tensor,
+    rows: Sequence[RowSampling],
+    *,
+    vocab_size: int,
+    head_size: int = HEAD_SIZE,
+) -> Distribution:
+    """Apply temperature, top_k, top_p and min_p, in this order, to each row by itself.
+
+    The kept sets are those of transformers' logits processors, but of equal values at an edge the
+    lowest ids are kept. A row is worked out in its head alone wherever its support ends there; only
+    a row with a wider support is sorted in full.
+    Shapes: logits [R, L] float32, L >= vocab_size.
+    Raises: ValueError for a temperature of 0, for a row without ids, if the sizes disagree.
+    """
+    for row in rows:
+        if not row.temperature > 0:
+            raise ValueError(f"temperature {row.temperature} has no distribution; use greedy()")
+    scaled = _masked(logits, rows, vocab_size)  # [R, W], W >= V
+    if any(row.temperature != 1 for row in rows):
+        scaled = scaled / scaled.new_tensor([row.temperature for row in rows])[:, None]
+    size = min(head_size, scaled.shape[1])
+    head_ids = torch.empty((len(rows), size), dtype=torch.int64, device=scaled.device)
+    head = scaled.new_empty((len(rows), size))  # log probabilities
+    num_kept = [row.top_k if row.top_k > 0 else vocab_size for row in rows]
+    narrow = [i for i, kept in enumerate(num_kept) if min(kept, vocab_size) <= size]
+    wide = [i for i, kept in enumerate(num_kept) if min(kept, vocab_size) > size]
+
+    # Rows that top_k (or a small vocabulary) holds inside the head are normalised there.
+    if narrow:
+        at = _index(narrow, scaled.device)
+        values, head_ids[at] = ranking.top(_take(scaled, narrow), size)
+        head[at] = _first(values, [num_kept[i] for i in narrow]).log_softmax(-1)
+    wide_log_probs = _take(scaled, wide).log_softmax(-1)
+    if wide:
+        at = _index(wide, scaled.device)
+        head[at], head_ids[at] = ranking.top(wide_log_probs, size)
+
+    # A cut by top_p or min_p that falls inside the head settles the row, a wide one too.
+    is_cut = [row.top_p < 1 or row.min_p > 0 for row in rows]
+    ends_in_head = [False] * len(rows)
+    cut = [i for i in range(len(rows)) if is_cut[i] and not size < num_kept[i] < vocab_size]
+    if cut:
+        at = _index(cut, scaled.device)
+        keep = _kept(head[at], [rows[i] for i in cut])
+        head[at] = head[at].masked_fill(~keep, -torch.inf).log_softmax(-1)
+        for i, last_is_kept in zip(cut, keep[:, -1].tolist(), strict=True):
+            ends_in_head[i] = not last_is_kept
+    full_rows = [i for i in wide if not ends_in_head[i]]
+    full_log_probs = wide_log_probs
+    if len(full_rows) < len(wide):
+        place = {i: n for n, i in enumerate(wide)}
+        full_log_probs = _take(wide_log_probs, [place[i] for i in full_rows])
+
+    # What is truncated further down needs the full order.
+    deep = [n for n, i in enumerate(full_rows) if is_cut[i] or num_kept[i] < vocab_size]
+    if deep:
+        indices = [full_rows[n] for n in deep]
+        log_probs = _truncated(
+            _take(scaled, indices), [rows[i] for i in indices], [num_kept[i] for i in indices]
+        )
+        full_log_probs = full_log_probs.clone()
+        full_log_probs[_index(deep, scaled.device)] = log_probs
+        at = _index(indices, scaled.device)
+        head[at], head_ids[at] = ranking.top(log_probs, size)
+    return Distribution(
+        head_ids, head, tuple(full_rows), full_log_probs[:, :vocab_size], vocab_size
+    )
+
+
+def log_probs(
+    logits: torch.Tensor, rows: Sequence[RowSampling], *, vocab_size: int
+) -> torch.Tensor:
+    """Return the processed log probabilities of all ids, [R, vocab_size] float32."""
+    return process(logits, rows, vocab_size=vocab_size).log_probs()
+
+
+def greedy(
+    logits: torch.Tensor, rows: Sequence[RowSampling], *, vocab_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's most likely id, lowest among equals, and its lead over the second.
+
+    Shapes: logits [R, L] float32, L >= vocab_size; ids [R] int64, leads [R] float32 (inf with a
+    single id).
+    """
+    return ranking.first_and_second(_masked(logits, rows, vocab_size))
+
+
+def masses(log_probs: torch.Tensor) -> torch.Tensor:
+    """Return probabilities as int64 multiples of 2**-52: their sums are the same in every order."""
+    return elementary.exp(log_probs.to(torch.float64)).mul_(_ONE).round_().to(torch.int64)
+
+
+def total_mass(log_probs: torch.Tensor) -> torch.Tensor:
+    """Return each row's sum of probabilities, [R] float64."""
+    return masses(log_probs).sum(-1).to(torch.float64) * (1 / _ONE)
+
+
+def _masked(logits: torch.Tensor, rows: Sequence[RowSampling], vocab_size: int) -> torch.Tensor:
+    """Return logits [R, W], W a multiple of 32, with -inf at padded and banned ids; maybe a
+    view."""
+    if logits.dtype != torch.float32 or logits.ndim != 2 or len(rows) != len(logits):
+        raise ValueError(f"{len(rows)} rows for {logits.dtype} logits {tuple(logits.shape)}")
+    if not 0 < vocab_size <= logits.shape[1]:
+        raise ValueError(f"vocab_size {vocab_size} does not fit logits {tuple(logits.shape)}")
+    banned = {i: {b for b in r.banned_ids if b < vocab_size} for i, r in enumerate(rows)}
+    masked = logits[:, :vocab_size]
+    # Equal alignment of all rows keeps vectorised sums in the same order in each.
+    missing = -vocab_size % ranking.WIDTH_MULTIPLE
+    if missing:
+        masked = pad(masked, (0, missing), value=-torch.inf)
+    if any(banned.values()):
+        masked = masked.clone()
+        for i, ids in banned.items():
+            if len(ids) == vocab_size:
+                raise ValueError(f"row {i} bans every id")
+            if ids:
+                masked[i, list(ids)] = -torch.inf
+    return masked
+
+
+def _kept(log_probs: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
+    """Return which entries of descending rows top_p and min_p keep, [R, M] bool."""
+    device = log_probs.device
+    # Kept: the mass before the entry is below top_p, so that the nucleus reaches it. top_p 1 keeps
+    # even where rounding lets the sum reach 1 early.
+    limits = [round(row.top_p * _ONE) if row.top_p < 1 else 2 * _ONE for row in rows]
+    mass = masses(log_probs)
+    keep = mass.cumsum(-1) - mass < torch.tensor(limits, device=device)[:, None]
+    floors = [math.log(row.min_p) if row.min_p > 0 else -math.inf for row in rows]
+    floor = torch.tensor(floors, dtype=torch.float64, device=device)[:, None]
+    above = log_probs.to(torch.float64) - log_probs[:, :1].to(torch.float64) >= floor
+    return keep & above & (log_probs > -torch.inf)
+
+
+def _truncated(
+    scaled: torch.Tensor, rows: Sequence[RowSampling], num_kept: Sequence[int]
+) -> torch.Tensor:
+    """Return the processed log probabilities [R, W] of rows that need the full order."""
+    values, ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
+    log_probs = _first(values, num_kept).log_softmax(-1)
+    keep = _kept(log_probs, rows)
+    log_probs = log_probs.masked_fill(~keep, -torch.inf).log_softmax(-1)
+    return torch.empty_like(log_probs).scatter_(1, ids, log_probs)
+
+
+def _first(values: torch.Tensor, num_kept: Sequence[int]) -> torch.Tensor:
+    """Return descending rows [R, N] with -inf from each row's ``num_kept`` on."""
+    rank = torch.arange(values.shape[1], device=values.device)
+    return values.masked_fill(rank >= _index(num_kept, values.device)[:, None], -torch.inf)
+
+
+def _take(rows: torch.Tensor, which: Sequence[int]) -> torch.Tensor:
+    return rows if len(which) == len(rows) else rows[_index(which, rows.device)]
+
+
+def _index(which: Sequence[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor(which, dtype=torch.int64, device=device)

@@ -1,0 +1,66 @@
+"""The engine's own state of a job."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import torch
+
+from outrider.engine.job import Job, JobInput
+
+
+@dataclass(slots=True)
+class Entry:
+    """A job from ``run`` until it is done, failed or cancelled."""
+
+    job: Job
+    future: asyncio.Future[None]
+    loop: asyncio.AbstractEventLoop
+    arrival: int
+    arrived_s: float
+    input: JobInput | None = None
+    admitted: bool = False
+    """Blocks for the whole input are reserved."""
+    cancelled: bool = False
+    started_s: float | None = None
+    passes: int = 0
+    compute_ms: float = 0.0
+    rows_in_pass: int = 0
+    cached_tokens: int = 0
+    logits: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.job.priority, self.arrival)
+
+    @property
+    def rows_left(self) -> int:
+        assert self.input is not None
+        return self.input.end - self.job.cache.length
+
+    def rows(self, count: int) -> tuple[list[int], int]:
+        """The next ``count`` ids to feed, and how many of them want logits."""
+        assert self.input is not None
+        begin = self.job.cache.length
+        first_logit = self.input.end - self.input.num_logit_rows
+        ids = list(self.input.token_ids[begin - self.input.start : begin - self.input.start + count])
+        return ids, max(0, min(count, begin + count - first_logit))
+
+    def take_input(self, given: JobInput) -> None:
+        """Begin with an input; the job's counters run on."""
+        self.input, self.admitted, self.logits = given, False, []
+
+    def resolve(self, error: BaseException | None) -> None:
+        """Wake the awaiting task, from any thread."""
+        try:
+            self.loop.call_soon_threadsafe(_settle, self.future, error)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            return
+
+
+def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,104 @@
+"""Loading a causal language model and the facts about it that others need."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+GROWING_ROPE = ("longrope", "dynamic")  # frequencies depend on the longest position in the pass
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model ready for the engine, which owns it from then on.
+
+    ``logits_size`` counts rows of the head and may exceed the tokenizer's vocabulary.
+    """
+
+    module: nn.Module
+    config: PreTrainedConfig
+    architecture: str
+    logits_size: int
+    max_context_length: int
+    eos_token_ids: tuple[int, ...]
+    device: torch.device
+    dtype: torch.dtype
+
+
+def load_model(
+    path: str,
+    *,
+    dtype: Literal["bfloat16", "float32"] = "bfloat16",
+    device: Literal["cpu", "cuda"] = "cpu",
+    load_format: Literal["auto", "dummy"] = "auto",
+    seed: int = 0,
+    gguf_file: str | None = None,
+) -> LoadedModel:
+    """The model in a folder; ``dummy`` takes config.json alone and draws its weights from ``seed``.
+
+    Raises: ValueError for an unknown dtype or load format; OSError if files are missing.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {sorted(DTYPES)}, not {dtype!r}")
+    if load_format == "dummy":
+        config = AutoConfig.from_pretrained(path)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
+        module.to(device)
+    elif load_format == "auto":
+        module = AutoModelForCausalLM.from_pretrained(
+            path, dtype=DTYPES[dtype], device_map=None, **({"gguf_file": gguf_file} if gguf_file else {})
+        ).to(device)
+    else:
+        raise ValueError(f'load_format must be "auto" or "dummy", not {load_format!r}')
+    return wrap_model(module, generation=_generation_config(path))
+
+
+def wrap_model(module: Any, *, generation: GenerationConfig | None = None) -> LoadedModel:
+    """Collect the facts of a model that is already in memory."""
+    module.eval().requires_grad_(False)
+    config = module.config
+    text = config.get_text_config()
+    head = module.get_output_embeddings()
+    eos = generation.eos_token_id if generation is not None else None
+    if eos is None:
+        eos = getattr(text, "eos_token_id", None)
+    ids = () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,)
+    parameter = next(module.parameters())
+    return LoadedModel(
+        module=module,
+        config=config,
+        architecture=type(module).__name__,
+        logits_size=int(head.weight.shape[0]) if head is not None else int(text.vocab_size),
+        max_context_length=_max_context_length(text),
+        eos_token_ids=tuple(int(i) for i in ids),
+        device=parameter.device,
+        dtype=parameter.dtype,
+    )
+
+
+def _max_context_length(config: Any) -> int:
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if limit is None:
+        raise ValueError("config.json states no max_position_embeddings")
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = rope if rope and all(isinstance(v, dict) for v in rope.values()) else {"": rope}
+    for parameters in kinds.values():
+        if parameters.get("rope_type") in GROWING_ROPE:
+            original = parameters.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            limit = min(limit, original or limit)
+    return int(limit)
+
+
+def _generation_config(path: str) -> GenerationConfig | None:
+    folder = Path(path)
+    if not (folder / "generation_config.json").exists():
+        return None
+    return GenerationConfig.from_pretrained(path)

@@ -1,0 +1,159 @@
+"""The compiled CPU kernels: built once per machine with the system's C compiler, loaded by ctypes."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("native.c")
+FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno")
+ENVIRONMENT_VARIABLE = "OUTRIDER_KERNELS"
+TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+LANE_NAMES = {16: "native-avx512", 8: "native-avx2", 4: "native-simd128"}
+
+
+class KernelsUnavailable(Exception):
+    """There are no native kernels here; the message says why. The torch path takes over."""
+
+
+class Segment(ctypes.Structure):
+    """One weight matrix of a linear call, see ``segment`` in native.c."""
+
+    _fields_ = (
+        ("w", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("ldy", ctypes.c_int64),
+    )
+
+
+class Slab(ctypes.Structure):
+    _fields_ = (
+        ("k", ctypes.c_void_p),
+        ("v", ctypes.c_void_p),
+        ("heads", ctypes.c_int64),
+        ("dk", ctypes.c_int64),
+        ("dv", ctypes.c_int64),
+        ("block_size", ctypes.c_int64),
+        ("type", ctypes.c_int),
+    )
+
+
+class Attention(ctypes.Structure):
+    _fields_ = (
+        ("q", ctypes.c_void_p),
+        ("q_row", ctypes.c_int64),
+        ("q_head", ctypes.c_int64),
+        ("out", ctypes.c_void_p),
+        ("q_heads", ctypes.c_int64),
+        ("starts", ctypes.c_void_p),
+        ("past", ctypes.c_void_p),
+        ("tables", ctypes.c_void_p),
+        ("table_stride", ctypes.c_int64),
+        ("num_sequences", ctypes.c_int64),
+        ("sinks", ctypes.c_void_p),
+        ("window", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Entry points of the loaded library; pointers are integers, counts are C ints of 64 bits."""
+
+    name: str
+    threads: int
+    linear: ctypes._CFuncPtr
+    rms_norm: ctypes._CFuncPtr
+    kv_write: ctypes._CFuncPtr
+    attention: ctypes._CFuncPtr
+
+
+def load_kernels(*, threads: int | None = None) -> Kernels:
+    """Compile (or take from the cache) and load the kernels.
+
+    Raises: KernelsUnavailable if they are switched off, or there is no working C compiler.
+    """
+    choice = os.environ.get(ENVIRONMENT_VARIABLE, "auto")
+    if choice not in ("auto", "native", "torch"):
+        raise ValueError(f"{ENVIRONMENT_VARIABLE} must be auto, native or torch, not {choice!r}")
+    if choice == "torch":
+        raise KernelsUnavailable(f"{ENVIRONMENT_VARIABLE}=torch")
+    _load_torch_openmp()
+    path = _compiled()
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelsUnavailable(f"cannot load {path}: {error}") from error
+    pointer, count, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    linear, rms_norm = library.outrider_linear, library.outrider_rms_norm
+    kv_write, attention = library.outrider_kv_write, library.outrider_attention
+    linear.argtypes = (pointer, count, count, count, flag, flag, flag, pointer, flag, flag)
+    rms_norm.argtypes = (
+        *(pointer, count, pointer, pointer, count, count),
+        *(flag, ctypes.c_float, flag, flag),
+    )
+    kv_write.argtypes = (pointer, pointer, count, count, pointer, count, count, pointer, count)
+    attention.argtypes = (pointer, pointer, flag)
+    for function in (linear, rms_norm, kv_write, attention):
+        function.restype = None
+    return Kernels(
+        name=LANE_NAMES[library.outrider_lanes()],
+        threads=threads or torch.get_num_threads(),
+        linear=linear,
+        rms_norm=rms_norm,
+        kv_write=kv_write,
+        attention=attention,
+    )
+
+
+def _load_torch_openmp() -> None:
+    """Make our OpenMP calls resolve to the runtime torch uses: one pool of threads, not two."""
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*")):
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def _compiled() -> Path:
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise KernelsUnavailable("no C compiler (cc) on the PATH")
+    source = SOURCE.read_bytes()
+    facts = (source, " ".join(FLAGS).encode(), _cpu().encode(), compiler.encode())
+    key = hashlib.blake2b(b"\0".join(facts), digest_size=12).hexdigest()
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(base) / "outrider"
+    target = folder / f"kernels-{key}.so"
+    if target.exists():
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a read-only home: build again at every start
+        folder = Path(tempfile.mkdtemp(prefix="outrider-"))
+        target = folder / target.name
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        built = Path(scratch) / "kernels.so"
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(built), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise KernelsUnavailable(f"{compiler} failed: {done.stderr.strip()[-500:]}")
+        os.replace(built, target)  # whole or not at all, whoever else builds it now
+    return target
+
+
+def _cpu() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine() + platform.processor()
+    wanted = ("flags", "Features", "model name", "CPU part")
+    return platform.machine() + "".join(dict.fromkeys(x for x in lines if x.startswith(wanted)))

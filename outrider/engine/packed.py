@@ -1,0 +1,78 @@
+"""A Hugging Face model that runs packed passes over the KV pool."""
+
+import inspect
+from typing import Any
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from outrider.engine.attention import NativeAttention
+from outrider.engine.errors import UnsupportedModel
+from outrider.engine.linear import replace_linears
+from outrider.engine.model import LoadedModel
+from outrider.engine.native import Kernels
+from outrider.engine.norm import replace_norms
+from outrider.engine.plan import StepPlan
+from outrider.engine.pool import KVPool
+from outrider.engine.view import Mode, PackedView
+
+
+class PackedModel:
+    """Owns the model's attention implementation from ``attach`` to ``detach``.
+
+    The attention function is registered under a name of its own, for which there is no mask
+    function: transformers then builds no mask.
+    """
+
+    def __init__(self, model: LoadedModel, mode: Mode, kernels: Kernels | None) -> None:
+        self.model = model
+        self.view = PackedView(mode, NativeAttention(kernels) if kernels else None)
+        self._module: Any = model.module
+        self._name = f"outrider_packed_{id(self):x}"
+        self._before: str | None = None
+        parameters = inspect.signature(self._module.forward).parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._selects_rows = "logits_to_keep" in parameters
+
+    def attach(self) -> None:
+        """Route the model's attention to us.
+
+        Raises: UnsupportedModel if its attention cannot be replaced.
+        """
+        if not type(self._module)._can_set_attn_implementation():
+            raise UnsupportedModel(
+                f"{self.model.architecture} computes attention without transformers' interface"
+            )
+        self._before = self._module.config._attn_implementation
+        ALL_ATTENTION_FUNCTIONS[self._name] = self.view.attention
+        self._module.set_attn_implementation(self._name)
+
+    def detach(self) -> None:
+        if self._before is not None:
+            self._module.set_attn_implementation(self._before)
+            del ALL_ATTENTION_FUNCTIONS[self._name]
+            self._before = None
+
+    def forward(self, plan: StepPlan, pool: KVPool) -> torch.Tensor:
+        """Run one pass; the caller advances cache lengths after it succeeded.
+
+        Shapes: returns [rows of plan.logit_rows, V] float32.
+        """
+        self.view.begin(plan, pool)
+        try:
+            arguments: dict[str, Any] = {self._cache_name: self.view, "use_cache": False}
+            if self._selects_rows:
+                arguments["logits_to_keep"] = plan.logit_rows
+            logits = self._module(plan.input_ids, position_ids=plan.position_ids, **arguments).logits
+        finally:
+            self.view.end()
+        rows: torch.Tensor = logits[0] if self._selects_rows else logits[0, plan.logit_rows]
+        return rows.float()
+
+
+def use_kernels(model: LoadedModel, kernels: Kernels) -> None:
+    """Replace the model's linears and RMS norms by native ones, for good."""
+    module: Any = model.module
+    with torch.inference_mode():
+        replace_linears(module, kernels, head=module.get_output_embeddings())
+        replace_norms(module, kernels)

@@ -1,0 +1,57 @@
+"""The errors that a peer can cause or must hear of, each with its one gRPC status code.
+
+OutriderError
+├── InvalidField        INVALID_ARGUMENT    a field is wrong or not supported; names field and limit
+├── IdentityMismatch    FAILED_PRECONDITION digests differ from those expected
+├── NotFound            NOT_FOUND           no such model
+├── ResourceExhausted   RESOURCE_EXHAUSTED  queue, leases or KV are full
+└── Unavailable         UNAVAILABLE         loading, draining or no worker; may say when to retry
+
+A short KV cache is no error: workers answer it with ``ContextNeeded`` on the open stream.
+"""
+
+import grpc
+
+
+class OutriderError(Exception):
+    """Root of the tree; never raised itself."""
+
+    code = grpc.StatusCode.INTERNAL
+
+
+class InvalidField(OutriderError):
+    """A field of a message is out of its range or asks for what is not built."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class IdentityMismatch(OutriderError):
+    """A model is not the one that the peer expects."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class NotFound(OutriderError):
+    """The named thing does not exist here."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class ResourceExhausted(OutriderError):
+    """A bounded resource is full; retry later or elsewhere."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class Unavailable(OutriderError):
+    """The service cannot serve now; retry, after ``retry_after_s`` seconds where it is given."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

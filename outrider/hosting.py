@@ -1,0 +1,164 @@
+"""What both workers do with a model: settings, loading, self-test, identity."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from outrider.distribution import HEAD_SIZE
+from outrider.engine import Engine, EngineSettings, Head, LoadedModel, load_model
+from outrider.identity import ModelFacts, ModelIdentity, Numerics, TokenizerFiles
+from outrider.serving.settings import ServiceSettings
+from outrider.v1 import common_pb2
+from outrider.worker import engine_load
+
+
+class ModelSettings(ServiceSettings):
+    """Which model a worker loads, and how it runs it."""
+
+    model: str = Field(
+        min_length=1, description="Folder or hub id of a causal language model (Hugging Face)."
+    )
+    name: str = Field(
+        default="", description="Name under which the model is served; empty: the folder's name."
+    )
+    revision: str = Field(default="", description="Revision that the identity states.")
+    dtype: Literal["bfloat16", "float32"] = Field(
+        default="bfloat16", description="Element type of weights and activations."
+    )
+    device: str = Field(
+        default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N."
+    )
+    load_format: Literal["auto", "dummy"] = Field(
+        default="auto", description="dummy draws random weights of the configured shape."
+    )
+    dummy_seed: int = Field(default=0, ge=0, description="Seed of dummy weights.")
+    num_threads: int = Field(
+        default=0, ge=0, le=1024, description="Threads of a forward pass; 0 takes every core."
+    )
+    max_context_length: int = Field(
+        default=0, ge=0, description="Longest sequence; 0 takes what the model was trained for."
+    )
+    kv_cache_tokens: int = Field(
+        default=16_384, ge=256, description="Tokens whose KV is kept, of all sequences together."
+    )
+    max_tokens_per_pass: int = Field(
+        default=512, ge=16, le=65_536, description="Rows of one forward pass at most."
+    )
+    prefill_chunk_tokens: int = Field(
+        default=128, ge=16, description="Prompt rows of a pass beside running streams at most."
+    )
+    max_sequences: int = Field(
+        default=256, ge=1, le=65_536, description="Leases that are open at once."
+    )
+    max_draft_tokens: int = Field(
+        default=64, ge=1, le=1024, description="Longest draft that is made or checked."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HostedModel:
+    """A loaded model with its engine running and its identity computed."""
+
+    engine: Engine
+    identity: ModelIdentity
+    files: TokenizerFiles
+
+    def load(self, num_leases: int) -> common_pb2.Load:
+        """Return the load of a worker with this many leases on the engine."""
+        return engine_load(self.engine, num_leases)
+
+
+MakeHead = Callable[[int], Head]
+"""Builds the engine's head for a tokenizer of this many ids."""
+
+
+@asynccontextmanager
+async def host_model(settings: ModelSettings, make_head: MakeHead) -> AsyncIterator[HostedModel]:
+    """Load, test and identify the model; the engine is closed on exit.
+
+    Raises: UnsupportedModel if the model cannot work; ValueError or OSError if the files are not usable.
+    """
+    if settings.num_threads:
+        torch.set_num_threads(settings.num_threads)
+    folder = await asyncio.to_thread(local_folder, settings.model)
+    loaded = await asyncio.to_thread(_load, settings, folder)
+    files = TokenizerFiles.from_folder(folder)
+    vocab_size = max(files.tokenizer().get_vocab(with_added_tokens=True).values()) + 1
+    engine = Engine(loaded, _engine_settings(settings), make_head(vocab_size))
+    await asyncio.to_thread(engine.start)
+    try:
+        facts = _facts(settings, loaded, engine)
+        identity = await asyncio.to_thread(
+            lambda: ModelIdentity.from_folder(folder, facts, files=files)
+        )
+        yield HostedModel(engine, identity, files)
+    finally:
+        await engine.close()
+
+
+def local_folder(model: str) -> Path:
+    """Return the folder of a model, fetched from the hub where the name is no folder.
+
+    Raises: OSError if it is neither a folder nor to be had from the hub.
+    """
+    if Path(model).is_dir():
+        return Path(model)
+    # Imported here: a model in a folder must load where the hub's client is absent or switched off.
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.bin"]
+    try:
+        return Path(snapshot_download(model, allow_patterns=patterns))
+    except Exception as error:  # the client raises many kinds; all mean the same to an operator
+        raise OSError(f"--model {model}: no such folder, and the hub does not give it: {error}") from error
+
+
+def _load(settings: ModelSettings, folder: Path) -> LoadedModel:
+    return load_model(
+        str(folder),
+        dtype=settings.dtype,
+        device=settings.device,
+        load_format=settings.load_format,
+        seed=settings.dummy_seed,
+    )
+
+
+def _engine_settings(settings: ModelSettings) -> EngineSettings:
+    block_size = EngineSettings().block_size
+    return EngineSettings(
+        block_size=block_size,
+        num_blocks=-(-settings.kv_cache_tokens // block_size),
+        max_tokens_per_pass=settings.max_tokens_per_pass,
+        prefill_chunk_tokens=settings.prefill_chunk_tokens,
+    )
+
+
+def _facts(settings: ModelSettings, loaded: LoadedModel, engine: Engine) -> ModelFacts:
+    longest = loaded.max_context_length
+    if settings.max_context_length:
+        longest = min(longest, settings.max_context_length)
+    report = engine.report
+    return ModelFacts(
+        name=settings.name or Path(settings.model).name,
+        incarnation=uuid.uuid4().hex,
+        architecture=loaded.architecture,
+        logits_size=loaded.logits_size,
+        max_context_length=min(longest, settings.kv_cache_tokens),
+        numerics=Numerics(
+            dtype=settings.dtype,
+            device=torch.device(settings.device).type,
+            kernels=report.kernels,
+            row_invariant=report.row_invariant,
+            coupled_head_size=HEAD_SIZE,
+        ),
+        revision=settings.revision,
+        eos_token_ids=loaded.eos_token_ids,
+        dummy_seed=settings.dummy_seed if settings.load_format == "dummy" else None,
+    )

@@ -1,0 +1,1 @@
+"""Draft sources that look tokens up instead of computing them."""

@@ -1,0 +1,62 @@
+"""The largest entries of rows, equal values in ascending order of their ids."""
+
+import torch
+
+WIDTH_MULTIPLE = 32
+_BLOCK = 16
+
+
+def top(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's largest values and their ids, largest first, lowest id first among equals.
+
+    Library top-k calls leave the order of equal values open, and rows of bfloat16 logits are full
+    of them.
+    Shapes: rows [R, W], W a multiple of 16 where it is large; result [R, min(count, W)] twice.
+    """
+    num_rows, width = rows.shape
+    count = min(count, width)
+    num_blocks = width // _BLOCK
+    if width % _BLOCK or num_blocks < 2 * count or num_rows == 0:
+        values, ids = torch.sort(rows, dim=-1, descending=True, stable=True)
+        return values[:, :count], ids[:, :count]
+    # `count` blocks have a maximum of at least `bound`, so the `count` largest entries are not
+    # below it.
+    blocks = rows.reshape(num_rows, num_blocks, _BLOCK)  # [R, W / 16, 16]
+    maxima = blocks.amax(-1)
+    bound = maxima.topk(count, sorted=False).values.amin(-1)  # [R]
+    row, block = (maxima >= bound[:, None]).nonzero(as_tuple=True)
+    found = blocks[row, block]  # [N, 16]
+    which, inner = (found >= bound[row][:, None]).nonzero(as_tuple=True)
+    row, values, ids = row[which], found[which, inner], block[which] * _BLOCK + inner
+    # Pack the candidates of each row side by side, ids ascending; every row has at least `count`.
+    per_row = torch.bincount(row, minlength=num_rows)
+    slot = torch.arange(len(row), device=rows.device) - (per_row.cumsum(0) - per_row)[row]
+    shape = (num_rows, int(per_row.max()))
+    packed = rows.new_full(shape, -torch.inf)
+    packed_ids = row.new_zeros(shape)
+    packed[row, slot] = values
+    packed_ids[row, slot] = ids
+    ordered, order = torch.sort(packed, dim=-1, descending=True, stable=True)
+    return ordered[:, :count], packed_ids.gather(1, order[:, :count])
+
+
+def first_and_second(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's id of the largest value, lowest among equals, and its lead over the second.
+
+    Shapes: rows [R, W] float, W a multiple of 16 where it is large; ids [R] int64, leads [R], inf
+    where there is no second.
+    """
+    num_rows, width = rows.shape
+    # A plain argmax over a wide row takes ten times the maximum, so first find the block.
+    size = _BLOCK if width % _BLOCK == 0 else width
+    blocks = rows.reshape(num_rows, width // size, size)
+    maxima = blocks.amax(-1)
+    index = torch.arange(num_rows, device=rows.device)
+    block = maxima.argmax(-1)
+    inside = blocks[index, block]  # [R, size], a copy
+    inner = inside.argmax(-1)
+    best = inside[index, inner]
+    inside[index, inner] = -torch.inf
+    maxima[index, block] = inside.amax(-1)
+    second = maxima.amax(-1)
+    return block * size + inner, (best - second).masked_fill(second == -torch.inf, torch.inf)

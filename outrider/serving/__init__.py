@@ -1,0 +1,1 @@
+"""What makes a process a service: settings, log, gRPC server and channels."""

@@ -1,0 +1,10 @@
+"""Channels from one service, or a client, to another."""
+
+import grpc
+
+from outrider.serving.options import channel_options
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to host:port that reconnects by itself; close it with ``await channel.close()``."""
+    return grpc.aio.insecure_channel(address, options=channel_options())

@@ -1,0 +1,102 @@
+"""Draft distributions as exact rational numbers, and what makes a draft invalid."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.v1 import common_pb2 as pb
+
+TOTAL_COUNT = 65536
+MAX_IDS = 4096
+
+
+def quantise(ids: Sequence[int], probs: Sequence[float]) -> npt.NDArray[np.int64]:
+    """Return counts >= 1 that sum to 65536, in proportion to ``probs`` by largest remainder.
+
+    Equal remainders favour the earlier id. ``probs`` need not sum to 1: truncation is part of this
+    step, since a token must be drawn from exactly the counts that travel.
+    Raises: ValueError for no or too many ids, repeated ids, or weights that are not finite,
+    negative or all 0.
+    """
+    weights = np.asarray(probs, dtype=np.float64)
+    if not 1 <= len(ids) <= MAX_IDS or weights.shape != (len(ids),):
+        raise ValueError(f"{len(ids)} ids and weights {weights.shape}; 1 to {MAX_IDS} of each")
+    if len(set(ids)) != len(ids):
+        raise ValueError("ids repeat")
+    total = weights.sum()
+    if not (math.isfinite(total) and total > 0 and weights.min() >= 0):
+        raise ValueError("weights must be finite, not negative and not all 0")
+    ideal = weights / total * TOTAL_COUNT
+    counts: npt.NDArray[np.int64] = np.maximum(np.floor(ideal), 1).astype(np.int64)
+    while (missing := TOTAL_COUNT - int(counts.sum())) != 0:
+        # Raised minima can overshoot the sum; then the counts furthest above their share give one
+        # back.
+        remainder = np.where(counts > 1, ideal - counts, np.inf) if missing < 0 else counts - ideal
+        order = np.argsort(remainder, kind="stable")[: abs(missing)]
+        order = order[np.isfinite(remainder[order])]
+        counts[order] += 1 if missing > 0 else -1
+    return counts
+
+
+def pack(ids: Sequence[int], counts: Sequence[int]) -> tuple[bytes, bytes]:
+    """Return the bytes of a TokenDistribution's ``ids`` and ``counts``."""
+    assert len(ids) == len(counts)
+    packed_ids = np.asarray(ids, dtype="<u4").tobytes()
+    return packed_ids, (np.asarray(counts, dtype=np.int64) - 1).astype("<u2").tobytes()
+
+
+def unpack(
+    packed_ids: bytes, packed_counts: bytes
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return ids and counts of a TokenDistribution.
+
+    Raises: ValueError with the reason if they are not a distribution.
+    """
+    if len(packed_ids) % 4 or len(packed_counts) % 2:
+        raise ValueError(f"{len(packed_ids)} bytes of ids and {len(packed_counts)} of counts")
+    ids = np.frombuffer(packed_ids, dtype="<u4").astype(np.int64)
+    counts = np.frombuffer(packed_counts, dtype="<u2").astype(np.int64) + 1
+    if len(ids) != len(counts) or not 1 <= len(ids) <= MAX_IDS:
+        raise ValueError(f"{len(ids)} ids and {len(counts)} counts; 1 to {MAX_IDS} of each")
+    if len(np.unique(ids)) != len(ids):
+        raise ValueError("ids repeat")
+    if counts.sum() != TOTAL_COUNT:
+        raise ValueError(f"counts sum to {counts.sum()}, not {TOTAL_COUNT}")
+    return ids, counts
+
+
+def validate_draft(draft: pb.Draft, *, vocab_size: int, max_draft_tokens: int) -> str | None:
+    """Return why a draft is invalid, or None; an invalid draft is treated as no draft."""
+    num_nodes = len(draft.token_ids)
+    if num_nodes > max_draft_tokens:
+        return f"{num_nodes} draft tokens, at most {max_draft_tokens}"
+    for node, token_id in enumerate(draft.token_ids):
+        if token_id >= vocab_size:
+            return f"token_ids[{node}]: {token_id} is not below the vocabulary size {vocab_size}"
+    for name in ("parents", "distributions", "logit_margins", "probe"):
+        if len(getattr(draft, name)) not in (0, num_nodes):
+            return f"{name}: {len(getattr(draft, name))} for {num_nodes} draft tokens"
+    for node, parent in enumerate(draft.parents):
+        if not -1 <= parent < node:
+            return f"parents[{node}]: {parent} is not an earlier node or -1"
+    if any(parent != node - 1 for node, parent in enumerate(draft.parents)):
+        return "parents: trees are not built"
+    if any(draft.probe):
+        return "probe: probes are not built"
+    if any(math.isnan(margin) for margin in draft.logit_margins):
+        return "logit_margins: not a number"
+    for node, drawn in enumerate(draft.token_ids if draft.distributions else ()):
+        message = draft.distributions[node]
+        try:
+            ids, _ = unpack(message.ids, message.counts)
+        except ValueError as error:
+            return f"distributions[{node}]: {error}"
+        if ids.max() >= vocab_size:
+            return (
+                f"distributions[{node}]: {ids.max()} is not below the vocabulary size {vocab_size}"
+            )
+        if drawn not in ids:
+            return f"distributions[{node}]: {drawn} was drawn but is not listed"
+    return None

@@ -1,0 +1,64 @@
+"""Draft tokens are drawn by the target's rule and travel with what they were drawn from."""
+
+import pytest
+import torch
+
+from outrider import acceptance, wire
+from outrider.distribution import RowSampling
+from outrider.proposal import propose
+from outrider.sampling import Mode
+
+KEYS, POSITIONS = [11, 12, 13, 14] * 50, list(range(200))
+
+
+def proposals(logits: torch.Tensor, row: RowSampling, mode: Mode, **options):
+    count = len(logits)
+    return propose(
+        logits, [row] * count, mode=mode, keys=KEYS[:count], positions=POSITIONS[:count],
+        vocab_size=90, head_size=16, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", [Mode.GREEDY, Mode.COUPLED])
+@pytest.mark.parametrize("row", [RowSampling(), RowSampling(top_p=0.7, banned_ids=(2,))])
+def test_the_drafter_draws_what_a_target_with_its_logits_draws(mode, row):
+    logits = torch.randn(200, 100, generator=torch.Generator().manual_seed(3))
+    drafted = proposals(logits, row, mode, num_listed=8)
+    ids, _ = acceptance.select(
+        logits, [row] * 200, [mode] * 200, KEYS, POSITIONS, vocab_size=90, head_size=16
+    )
+    assert [p.token_id for p in drafted] == ids.tolist()
+
+
+@pytest.mark.parametrize("mode", [Mode.GREEDY, Mode.COUPLED])
+def test_the_drawn_id_is_always_listed(mode):
+    logits = torch.randn(200, 100, generator=torch.Generator().manual_seed(4)) * 0.5
+    drafted = proposals(logits, RowSampling(), mode, num_listed=4)
+    listed = [wire.unpack(*p.distribution)[0].tolist() for p in drafted]
+    assert all(p.token_id in ids for p, ids in zip(drafted, listed, strict=True))
+    assert all(len(ids) == 4 for ids in listed)
+    best = logits[:, :90].topk(2)
+    assert [ids[0] for ids in listed] == best.indices[:, 0].tolist()
+    margins = (best.values[:, 0] - best.values[:, 1]).tolist()
+    assert [p.logit_margin for p in drafted] == margins
+
+
+def test_counts_follow_the_processed_distribution():
+    logits = torch.full((1, 100), -20.0)
+    logits[0, [5, 7, 9]] = torch.tensor([0.5, 0.25, 0.25]).log()
+    (drafted,) = proposals(logits, RowSampling(top_k=3), Mode.COUPLED)
+    ids, counts = wire.unpack(*drafted.distribution)
+    assert ids.tolist() == [5, 7, 9]
+    assert counts.tolist() == [32768, 16384, 16384]
+
+
+def test_nothing_is_listed_where_nothing_is_asked_for():
+    logits = torch.randn(2, 100, generator=torch.Generator().manual_seed(5))
+    for mode in (Mode.GREEDY, Mode.COUPLED):
+        drafted = proposals(logits, RowSampling(), mode, num_listed=0)
+        assert [p.distribution for p in drafted] == [None, None]
+
+
+def test_ratio_is_refused():
+    with pytest.raises(ValueError, match="RATIO"):
+        proposals(torch.zeros(1, 100), RowSampling(), Mode.RATIO)

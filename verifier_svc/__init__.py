@@ -1,0 +1,1 @@
+"""The verifier: runs the target model and decides what is accepted."""

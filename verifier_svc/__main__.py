@@ -1,0 +1,69 @@
+"""Starts the verifier."""
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import grpc
+
+from outrider.distribution import HEAD_SIZE
+from outrider.hosting import host_model
+from outrider.serving.process import run
+from outrider.serving.server import Register
+from outrider.serving.settings import parse_settings
+from outrider.v1 import verifier_pb2_grpc, worker_pb2, worker_pb2_grpc
+from outrider.worker import Capabilities, WorkerServicer
+from verifier_svc.servicer import MODES, VerifierServicer
+from verifier_svc.settings import VerifierSettings
+from verifier_svc.verification import VerificationHead
+
+SERVICE_NAMES = ("outrider.v1.VerifierService", "outrider.v1.WorkerService")
+
+
+@asynccontextmanager
+async def open_verifier(settings: VerifierSettings) -> AsyncIterator[Register]:
+    """Load the target; ready once the self-test has run real passes."""
+
+    def make_head(vocab_size: int) -> VerificationHead:
+        return VerificationHead(vocab_size, HEAD_SIZE)
+
+    async with host_model(settings, make_head) as model:
+        verifier = VerifierServicer(
+            engine=model.engine,
+            identity=model.identity,
+            max_draft_tokens=settings.max_draft_tokens,
+            max_sequences=settings.max_sequences,
+        )
+        capabilities = Capabilities(
+            binding=worker_pb2.WORKER_BINDING_TARGET,
+            modes=MODES,
+            max_draft_tokens=settings.max_draft_tokens,
+            max_sequences=settings.max_sequences,
+        )
+        worker = WorkerServicer(
+            identity=model.identity,
+            files=model.files,
+            capabilities=capabilities,
+            load=verifier.load,
+        )
+
+        def register(server: grpc.aio.Server) -> None:
+            verifier_pb2_grpc.add_VerifierServiceServicer_to_server(verifier, server)
+            worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, server)
+
+        yield register
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until a signal; returns the exit code."""
+    settings = parse_settings(VerifierSettings, sys.argv[1:] if arguments is None else arguments)
+    return run(
+        settings,
+        service="verifier",
+        service_names=SERVICE_NAMES,
+        open_service=lambda: open_verifier(settings),
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

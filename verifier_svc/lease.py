@@ -1,0 +1,65 @@
+"""A lease: what the verifier keeps of one sequence while its stream is open."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.engine import CacheTooShort, Engine, SequenceCache
+from outrider.errors import InvalidField
+from outrider.prefix import PrefixDigest
+from verifier_svc.verification import Law, Verification
+
+
+@dataclass(slots=True)
+class VerifierLease:
+    """One sequence's KV and law; knows which ids it was told.
+
+    ``digest`` follows the committed ids that the orchestrator stated, ``cache`` the KV rows that exist; the
+    cache may be shorter at any time, since an idle lease can lose its blocks to others.
+    """
+
+    engine: Engine
+    cache: SequenceCache
+    law: Law
+    priority: int
+    max_context_length: int
+    digest: PrefixDigest
+
+    def holds(self, start: int, prefix_digest: bytes) -> int | None:
+        """Return how many positions the lease can build on if [0, start) is not what it holds, else None."""
+        have = min(len(self.digest), self.cache.committed_length)
+        if start > have:
+            return have
+        return None if self.digest.digest(start) == prefix_digest else 0
+
+    async def verify(
+        self, start: int, token_ids: Sequence[int], draft_token_ids: tuple[int, ...]
+    ) -> Verification:
+        """Run one step: truncate to ``start``, extend by ``token_ids``, check the draft.
+
+        Raises: InvalidField if the ids do not fit the context; CacheTooShort if KV got lost meanwhile.
+        """
+        base = start + len(token_ids)
+        if base > self.max_context_length:
+            limit = f"exceeds the context of {self.max_context_length} tokens"
+            raise InvalidField("step.token_ids", f"a sequence of {base} tokens {limit}")
+        self.digest.truncate(start)
+        self.digest.extend(token_ids)
+        job = Verification(
+            cache=self.cache,
+            law=self.law,
+            begin=start,
+            token_ids=token_ids,
+            draft_token_ids=draft_token_ids,
+            priority=self.priority,
+        )
+        await self.engine.run(job)
+        assert job.decision is not None
+        self.digest.extend(draft_token_ids[: job.decision.num_accepted])
+        return job
+
+    def close(self) -> None:
+        """Give the KV back."""
+        self.engine.release(self.cache)
+
+
+__all__ = ["CacheTooShort", "VerifierLease"]

@@ -1,0 +1,150 @@
+"""The verifier's gRPC face: messages to leases and back, nothing else."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import grpc
+
+from outrider.engine import CacheTooShort, Engine
+from outrider.errors import IdentityMismatch, InvalidField, ResourceExhausted
+from outrider.identity import ModelIdentity
+from outrider.prefix import PrefixDigest
+from outrider.sampling import Mode, SamplingParams
+from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
+from outrider.wire import validate_draft
+from outrider.worker import engine_load
+from verifier_svc.lease import VerifierLease
+from verifier_svc.verification import Law, Verification
+
+MODES = (Mode.GREEDY, Mode.COUPLED)
+
+
+@dataclass(slots=True)
+class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
+    """Serves ``Verify``: one lease a stream, steps one after the other."""
+
+    engine: Engine
+    identity: ModelIdentity
+    max_draft_tokens: int
+    max_sequences: int
+    num_leases: int = field(default=0)
+
+    def load(self) -> common_pb2.Load:
+        """Return the present load."""
+        return engine_load(self.engine, self.num_leases)
+
+    async def Verify(
+        self,
+        request_iterator: AsyncIterator[verifier_pb2.VerifyRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[verifier_pb2.VerifyResponse]:
+        """Open a lease with the first message, answer every step, free the KV when the stream ends."""
+        lease = self._open(await anext(aiter(request_iterator)))
+        try:
+            incarnation = self.identity.incarnation
+            opened = verifier_pb2.VerifyOpened(incarnation=incarnation)
+            yield verifier_pb2.VerifyResponse(opened=opened)
+            async for request in request_iterator:
+                yield await self._step(lease, request)
+        finally:
+            self.num_leases -= 1
+            lease.close()
+
+    def _open(self, request: verifier_pb2.VerifyRequest) -> VerifierLease:
+        if request.WhichOneof("kind") != "open":
+            raise InvalidField("kind", "the first message of a stream must be open")
+        opening = request.open
+        self._check_identity(opening.expected)
+        mode = Mode.from_proto(opening.mode)
+        if mode not in MODES:
+            raise InvalidField("open.mode", f"{mode.name} is not supported")
+        if self.num_leases >= self.max_sequences:
+            raise ResourceExhausted(f"all {self.max_sequences} leases of this verifier are open")
+        sampling = SamplingParams.from_proto(opening.sampling)
+        self.num_leases += 1
+        return VerifierLease(
+            engine=self.engine,
+            cache=self.engine.open(salt=opening.cache_salt),
+            law=Law(mode, sampling, opening.seed, opening.num_prompt_tokens),
+            priority=-opening.priority,  # the engine runs lower ones first
+            max_context_length=self.identity.max_context_length,
+            digest=PrefixDigest(),
+        )
+
+    def _check_identity(self, expected: common_pb2.IdentityDigests) -> None:
+        have = self.identity.to_proto().digests
+        for name in ("tokenizer_digest", "chat_template_digest", "weights_digest"):
+            wanted, held = getattr(expected, name), getattr(have, name)
+            if wanted and wanted != held:
+                raise IdentityMismatch(f"expected.{name}: {wanted} was expected, {held} is loaded")
+
+    async def _step(
+        self, lease: VerifierLease, request: verifier_pb2.VerifyRequest
+    ) -> verifier_pb2.VerifyResponse:
+        if request.WhichOneof("kind") != "step":
+            raise InvalidField("kind", "every message after the first must be a step")
+        step = request.step
+        self._check_step(step)
+        have = lease.holds(step.start, step.prefix_digest)
+        if have is not None:
+            return _context_needed(step.cycle, have)
+        draft_token_ids, invalid = self._usable_draft(step)
+        try:
+            job = await lease.verify(step.start, list(step.token_ids), draft_token_ids)
+        except CacheTooShort as error:
+            return _context_needed(step.cycle, error.length)
+        verdict = self._verdict(step.cycle, job, invalid)
+        return verifier_pb2.VerifyResponse(verdict=verdict)
+
+    def _check_step(self, step: verifier_pb2.Step) -> None:
+        if not step.token_ids:
+            raise InvalidField("step.token_ids", "at least one committed id must follow start")
+        vocab_size = self.identity.vocab_size
+        worst = max(step.token_ids)
+        if worst >= vocab_size:
+            raise InvalidField("step.token_ids", f"id {worst} is not below {vocab_size}")
+        if step.top_ids:
+            raise InvalidField("step.top_ids", "is not supported")
+        if step.score_only:
+            raise InvalidField("step.score_only", "is not supported")
+
+    def _usable_draft(self, step: verifier_pb2.Step) -> tuple[tuple[int, ...], str]:
+        if not step.draft.token_ids:
+            return (), ""
+        room = self.identity.max_context_length - step.start - len(step.token_ids)
+        limit = min(self.max_draft_tokens, max(room, 0))
+        invalid = validate_draft(
+            step.draft, vocab_size=self.identity.vocab_size, max_draft_tokens=limit
+        )
+        return ((), invalid) if invalid else (tuple(step.draft.token_ids), "")
+
+    def _verdict(self, cycle: int, job: Verification, invalid: str) -> verifier_pb2.Verdict:
+        assert job.decision is not None
+        assert job.finished is not None
+        decision, finished = job.decision, job.finished
+        if not job.draft_token_ids:
+            kind = verifier_pb2.NEXT_TOKEN_KIND_ONLY
+        elif decision.num_accepted == len(job.draft_token_ids):
+            kind = verifier_pb2.NEXT_TOKEN_KIND_BONUS
+        else:
+            kind = verifier_pb2.NEXT_TOKEN_KIND_RECOVERED
+        return verifier_pb2.Verdict(
+            cycle=cycle,
+            accepted_nodes=range(decision.num_accepted),
+            next_token_id=decision.next_token_id,
+            next_token_kind=kind,
+            cache_length=job.base + decision.num_accepted,
+            invalid_draft=invalid,
+            cached_tokens=finished.cached_tokens,
+            queue_ms=finished.queue_ms,
+            compute_ms=finished.compute_ms,
+            rows_in_pass=finished.rows_in_pass,
+            num_passes=finished.passes,
+            min_decision_margin=decision.min_margin,
+            load=self.load(),
+        )
+
+
+def _context_needed(cycle: int, have_length: int) -> verifier_pb2.VerifyResponse:
+    needed = common_pb2.ContextNeeded(cycle=cycle, have_length=have_length)
+    return verifier_pb2.VerifyResponse(context_needed=needed)
