@@ -60,7 +60,9 @@ async def open_orchestrator(settings: OrchestratorSettings) -> AsyncIterator[Reg
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until a signal; returns the exit code."""
-    settings = parse_settings(OrchestratorSettings, sys.argv[1:] if arguments is None else arguments)
+    settings = parse_settings(
+        OrchestratorSettings, sys.argv[1:] if arguments is None else arguments
+    )
     return run(
         settings,
         service="orchestrator",

@@ -7,8 +7,10 @@ import grpc
 
 from orchestrator.board import DraftBlock, DraftBoard
 from orchestrator.kv_ledger import KVLedger
+from orchestrator.request import Request
 from orchestrator.sequence import Sequence
 from outrider.draft import Draft
+from outrider.serving.request_id import request_id_metadata
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
 
@@ -41,13 +43,28 @@ class GrpcDraftLease:
     @classmethod
     def open(
         cls,
-        stub: drafter_pb2_grpc.DrafterServiceStub,
-        opening: drafter_pb2.DraftOpen,
+        channel: grpc.aio.Channel,
+        sequence: Sequence,
+        request: Request,
         board: DraftBoard,
         timeout_s: float | None,
     ) -> "GrpcDraftLease":
         """Start the stream; ``timeout_s`` is what the client's deadline leaves."""
-        return cls(stub.Draft(timeout=timeout_s), board, opening)
+        identity = request.target.identity
+        opening = drafter_pb2.DraftOpen(
+            sequence_id=sequence.sequence_id,
+            sampling=request.sampling.to_proto(),
+            mode=request.sampling.mode.value,
+            noise_key=request.sampling.key,
+            sources=request.plan.sources,
+            target=identity.digests.to_proto(),
+            cache_salt=request.cache_salt,
+            num_prompt_tokens=len(request.prompt_ids),
+            vocab_size=identity.vocab_size,
+        )
+        stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+        call = stub.Draft(timeout=timeout_s, metadata=request_id_metadata(request.request_id))
+        return cls(call, board, opening)
 
     @property
     def is_alive(self) -> bool:

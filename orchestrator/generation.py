@@ -19,7 +19,6 @@ from orchestrator.verification import LeasedVerification
 from orchestrator.workers import Worker, WorkerPool
 from outrider.lookup.ngram import NgramIndex
 from outrider.text import StopMatcher
-from outrider.v1 import drafter_pb2, drafter_pb2_grpc
 
 log = structlog.get_logger()
 
@@ -61,9 +60,7 @@ class Generation:
         """
         async with admission.slot() as queue_ms:
             self.stats.queue_ms = queue_ms
-            verification = LeasedVerification(
-                self.request, self.pool, self.stats, self.timeout_s
-            )
+            verification = LeasedVerification(self.request, self.pool, self.stats, self.timeout_s)
             drafting = self._drafting()
             try:
                 steps = decode(
@@ -115,19 +112,9 @@ class Generation:
             return None
         self.drafter, self._holds_drafter = worker, True
         worker.num_leases += 1
-        opening = drafter_pb2.DraftOpen(
-            sequence_id=self.sequence.sequence_id,
-            sampling=request.sampling.to_proto(),
-            mode=request.sampling.mode.value,
-            noise_key=request.sampling.key,
-            sources=request.plan.sources,
-            target=request.target.identity.digests.to_proto(),
-            cache_salt=request.cache_salt,
-            num_prompt_tokens=len(request.prompt_ids),
-            vocab_size=request.target.identity.vocab_size,
+        return GrpcDraftLease.open(
+            worker.channel, self.sequence, request, self._board, self.timeout_s()
         )
-        stub = drafter_pb2_grpc.DrafterServiceStub(worker.channel)
-        return GrpcDraftLease.open(stub, opening, self._board, self.timeout_s())
 
     def _release_drafter(self) -> None:
         if self._holds_drafter and self.drafter is not None:

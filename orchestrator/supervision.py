@@ -66,9 +66,7 @@ class Supervisor:
     async def _admit(self, worker: Worker) -> None:
         """Learn what the worker is and let the pool judge it."""
         stub = worker_pb2_grpc.WorkerServiceStub(worker.channel)
-        answer = await stub.GetIdentity(
-            worker_pb2.GetIdentityRequest(), timeout=CALL_TIMEOUT_S
-        )
+        answer = await stub.GetIdentity(worker_pb2.GetIdentityRequest(), timeout=CALL_TIMEOUT_S)
         worker.identity = ModelIdentity.from_proto(answer.identity)
         worker.binding = answer.binding
         worker.sources = tuple(answer.sources)

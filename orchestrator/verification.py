@@ -3,18 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import grpc
 import structlog
 
 from orchestrator.receipt import Stats
 from orchestrator.request import Request
 from orchestrator.sequence import Event, Sequence
 from orchestrator.verdict import Verdict
-from orchestrator.verify_lease import VerifierLost, VerifyLease
+from orchestrator.verify_lease import Loss, VerifierLost, VerifyLease
 from orchestrator.workers import Worker, WorkerPool
 from outrider.draft import Draft
 from outrider.errors import InvalidField, ResourceExhausted, Unavailable
-from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 
 RETRY_AFTER_S = 1.0
 
@@ -79,17 +77,9 @@ class LeasedVerification:
         if worker is None:
             name = self.request.target.identity.name
             raise Unavailable(f"no verifier of {name} is ready", retry_after_s=RETRY_AFTER_S)
-        opening = verifier_pb2.VerifyOpen(
-            sequence_id=sequence.sequence_id,
-            sampling=self.request.sampling.to_proto(),
-            mode=self.request.sampling.mode.value,
-            seed=self.request.sampling.key,
-            cache_salt=self.request.cache_salt,
-            expected=self.request.target.identity.digests.to_proto(),
-            num_prompt_tokens=len(self.request.prompt_ids),
+        self.lease = VerifyLease.open(
+            worker.channel, sequence, self.request, worker.step_time, self.timeout_s()
         )
-        stub = verifier_pb2_grpc.VerifierServiceStub(worker.channel)
-        self.lease = VerifyLease.open(stub, opening, worker.step_time, self.timeout_s())
         self.worker = worker
         worker.num_leases += 1
         sequence.apply(Event.VERIFIER_FOUND)
@@ -99,7 +89,7 @@ class LeasedVerification:
 
         Raises: ResourceExhausted if a verifier without room was the last one; Unavailable if there is none left.
         """
-        if lost.code is grpc.StatusCode.INVALID_ARGUMENT:
+        if lost.loss is Loss.REFUSED:
             raise InvalidField("request", lost.reason)  # another verifier would say the same
         assert self.worker is not None
         log.warning("verifier_lost", address=self.worker.address, reason=lost.reason)
@@ -108,7 +98,7 @@ class LeasedVerification:
         sequence.apply(Event.VERIFIER_LOST)
         self.stats.num_failovers += 1
         others = self.pool.choose_verifier(self.request.target, self._failed)
-        if others is None and lost.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        if others is None and lost.loss is Loss.FULL:
             raise ResourceExhausted(f"every verifier is full: {lost.reason}")
         if others is None:
             raise Unavailable(

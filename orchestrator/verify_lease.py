@@ -1,20 +1,24 @@
 """A verify lease: one open stream to one verifier for one sequence, kept in step by the KV ledger."""
 
 import asyncio
+import enum
 import time
 from dataclasses import dataclass, field
 
 import grpc
 
 from orchestrator.kv_ledger import KVLedger
+from orchestrator.request import Request
 from orchestrator.sequence import Sequence
+from orchestrator.step_time import StepTime
 from orchestrator.verdict import Origin, Verdict
 from outrider.draft import Draft
+from outrider.serving.request_id import request_id_metadata
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 
-MIN_STEP_TIMEOUT_S = 5.0
-TIMEOUT_FACTOR = 10.0
-MAX_RESENDS = 4  # a step that still lacks context after these is given up; preemption can cause a few
+MAX_RESENDS = (
+    4  # a step that still lacks context after these is given up; preemption can cause a few
+)
 
 ORIGINS = {
     verifier_pb2.NEXT_TOKEN_KIND_RECOVERED: Origin.RECOVERED,
@@ -23,36 +27,27 @@ ORIGINS = {
 }
 
 
-class VerifierLost(Exception):
-    """The stream ended or gave no sensible answer; ``code`` is its gRPC status where it had one."""
+class Loss(enum.Enum):
+    """What a lost lease means for the sequence."""
 
-    def __init__(self, reason: str, code: grpc.StatusCode | None = None) -> None:
+    GONE = "gone"  # another verifier may serve it
+    FULL = "full"  # so may another, or this one later
+    REFUSED = "refused"  # every equal verifier would refuse the same
+
+
+LOSSES = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Loss.FULL,
+    grpc.StatusCode.INVALID_ARGUMENT: Loss.REFUSED,
+}
+
+
+class VerifierLost(Exception):
+    """The stream ended or gave no sensible answer."""
+
+    def __init__(self, reason: str, loss: Loss = Loss.GONE) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.code = code
-
-
-@dataclass(slots=True)
-class StepTime:
-    """What a step is expected to take at one verifier, learned from its verdicts; shared by its leases."""
-
-    s_per_token: float = 0.02
-    s_per_pass: float = 0.1
-
-    def timeout_s(self, num_tokens: int) -> float:
-        """Return the patience for a step that feeds this many ids."""
-        expected = self.s_per_pass + num_tokens * self.s_per_token
-        return max(MIN_STEP_TIMEOUT_S, TIMEOUT_FACTOR * expected)
-
-    def observe(self, num_tokens: int, elapsed_s: float) -> None:
-        """Learn from a verdict, fast when steps get slower and slowly when they get faster."""
-        if num_tokens > 64:
-            sample = elapsed_s / num_tokens
-            rate = 0.5 if sample > self.s_per_token else 0.1
-            self.s_per_token += rate * (sample - self.s_per_token)
-        else:
-            rate = 0.5 if elapsed_s > self.s_per_pass else 0.1
-            self.s_per_pass += rate * (elapsed_s - self.s_per_pass)
+        self.loss = loss
 
 
 @dataclass(slots=True)
@@ -73,13 +68,25 @@ class VerifyLease:
     @classmethod
     def open(
         cls,
-        stub: verifier_pb2_grpc.VerifierServiceStub,
-        opening: verifier_pb2.VerifyOpen,
+        channel: grpc.aio.Channel,
+        sequence: Sequence,
+        request: Request,
         step_time: StepTime,
         timeout_s: float | None,
     ) -> "VerifyLease":
         """Start the stream; ``timeout_s`` is what the client's deadline leaves."""
-        return cls(stub.Verify(timeout=timeout_s), opening, step_time)
+        opening = verifier_pb2.VerifyOpen(
+            sequence_id=sequence.sequence_id,
+            sampling=request.sampling.to_proto(),
+            mode=request.sampling.mode.value,
+            seed=request.sampling.key,
+            cache_salt=request.cache_salt,
+            expected=request.target.identity.digests.to_proto(),
+            num_prompt_tokens=len(request.prompt_ids),
+        )
+        stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+        call = stub.Verify(timeout=timeout_s, metadata=request_id_metadata(request.request_id))
+        return cls(call, opening, step_time)
 
     async def send(self, sequence: Sequence, draft: Draft) -> None:
         """Send the step of the present cycle with the ids that the verifier lacks."""
@@ -161,6 +168,7 @@ class VerifyLease:
     async def _lost(self, error: BaseException | None) -> VerifierLost:
         """Return why the stream ended."""
         if isinstance(error, grpc.aio.AioRpcError):
-            return VerifierLost(error.details() or error.code().name, error.code())
-        code = await self.call.code()
-        return VerifierLost((await self.call.details()) or code.name, code)
+            code, details = error.code(), error.details()
+        else:
+            code, details = await self.call.code(), await self.call.details()
+        return VerifierLost(details or code.name, LOSSES.get(code, Loss.GONE))

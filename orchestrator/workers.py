@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from orchestrator.verify_lease import StepTime
+from orchestrator.step_time import StepTime
 from outrider.errors import NotFound, Unavailable
 from outrider.identity import (
     ModelIdentity,

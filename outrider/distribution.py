@@ -157,7 +157,11 @@ def _masked(logits: torch.Tensor, rows: Sequence[RowSampling], vocab_size: int) 
         raise ValueError(f"{len(rows)} rows for {logits.dtype} logits {tuple(logits.shape)}")
     if not 0 < vocab_size <= logits.shape[1]:
         raise ValueError(f"vocab_size {vocab_size} does not fit logits {tuple(logits.shape)}")
-    banned = {i: {b for b in r.banned_ids if b < vocab_size} for i, r in enumerate(rows)}
+    banned = {
+        i: {b for b in row.banned_ids if b < vocab_size}
+        for i, row in enumerate(rows)
+        if row.banned_ids
+    }
     masked = logits[:, :vocab_size]
     # Equal alignment of all rows keeps vectorised sums in the same order in each.
     missing = -vocab_size % ranking.WIDTH_MULTIPLE

@@ -117,7 +117,9 @@ def local_folder(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=patterns))
     except Exception as error:  # the client raises many kinds; all mean the same to an operator
-        raise OSError(f"--model {model}: no such folder, and the hub does not give it: {error}") from error
+        raise OSError(
+            f"--model {model}: no such folder, and the hub does not give it: {error}"
+        ) from error
 
 
 def _load(settings: ModelSettings, folder: Path) -> LoadedModel:

@@ -139,9 +139,7 @@ def refuse_not_built(message: pb.SamplingParams) -> None:
         raise _invalid(constraint, "is not supported")
 
 
-def _in_range(
-    name: str, value: float, low: float, high: float, *, open_low: bool = False
-) -> None:
+def _in_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
     if math.isnan(value) or not low <= value <= high or (open_low and value == low):
         raise _invalid(name, f"{value} is outside {'(' if open_low else '['}{low}, {high}]")
 

@@ -1,6 +1,8 @@
 """A draft model for nothing: some layers of the target, with its tokenizer, embedding and head.
 
-It is right far less often than a trained draft model of its size, but it needs no training.
+Without training it is a stand-in for a draft model's shape and cost, not for its skill: kept to the
+default layers, SmolLM2-135M agrees with its own greedy answers almost nowhere, and even 20 of its
+30 layers agree in a quarter of the places only.
 """
 
 import json

@@ -70,7 +70,10 @@ def up(
         str, typer.Option(help="Folder or hub id of the target; empty: the demo target.")
     ] = "",
     draft: Annotated[
-        str, typer.Option(help="Folder or hub id of a draft model; empty: the demo's, or lookup for another target.")
+        str,
+        typer.Option(
+            help="Folder or hub id of a draft model; empty: the demo's, or lookup for another target."
+        ),
     ] = "",
     lookup_only: Annotated[
         bool, typer.Option("--lookup-only", help="Start a drafter without a model.")
@@ -89,11 +92,11 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="What to continue, or what to say with --chat.")],
     address: Address = DEFAULT_ADDRESS,
     model: Annotated[str, typer.Option(help="Name of the target; empty: the only one.")] = "",
-    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user message.")] = False,
-    system: Annotated[str, typer.Option(help="System message, with --chat.")] = "",
-    target_only: Annotated[
-        bool, typer.Option("--target-only", help="Do not speculate.")
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Send the prompt as a user message.")
     ] = False,
+    system: Annotated[str, typer.Option(help="System message, with --chat.")] = "",
+    target_only: Annotated[bool, typer.Option("--target-only", help="Do not speculate.")] = False,
     drafter: Annotated[
         str, typer.Option(help='Draft source, such as "model" or "ngram"; empty: the policy\'s.')
     ] = "",

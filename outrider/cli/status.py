@@ -44,7 +44,9 @@ def _worker_table(worker: pb.WorkerInfo) -> Table:
         )
         digests = identity.digests
         names = ("tokenizer_digest", "chat_template_digest", "weights_digest")
-        shown = [f"{n.removesuffix('_digest')} {getattr(digests, n)[:DIGEST_CHARACTERS]}" for n in names]
+        shown = [
+            f"{n.removesuffix('_digest')} {getattr(digests, n)[:DIGEST_CHARACTERS]}" for n in names
+        ]
         table.add_row("digests", ", ".join(shown))
         sizes = f"{identity.vocab_size} ids, {identity.logits_size} logits"
         table.add_row("sizes", f"{sizes}, context {identity.max_context_length}")

@@ -108,10 +108,12 @@ class Admission:
         cache.truncate(keep)
         if keep == 0 and given.start == 0 and most > 0:
             keep = cache.adopt(given.token_ids, min(most, given.committed))
-            self.num_prefix_hit_tokens += keep
-            self.num_prefix_looked_up_tokens += most
             if keep:
                 self._holders[id(cache)] = cache
+            if not entry.looked_up:  # once a job, however often it waits for blocks
+                entry.looked_up = True
+                self.num_prefix_hit_tokens += keep
+                self.num_prefix_looked_up_tokens += most
         entry.cached_tokens = keep
 
     def _make_room(self, needed: int, entries: list[Entry]) -> bool:

@@ -101,7 +101,9 @@ class NativeAttention:
     def forget_slabs(self) -> None:
         self._slabs.clear()
 
-    def write(self, slab: LayerSlab, plan: StepPlan, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def write(
+        self, slab: LayerSlab, plan: StepPlan, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
         """Shapes: keys [1, heads, T, dk], values [1, heads, T, dv]."""
         if keys.stride(3) != 1:
             keys = keys.contiguous()

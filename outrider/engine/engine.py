@@ -73,8 +73,6 @@ class Engine:
         signal = threading.Event()
 
         def main() -> None:
-            # All torch work is on this thread from the first pass on: a second thread would get
-            # a second pool of OpenMP threads, and the two would fight for the cores.
             try:
                 with torch.inference_mode():
                     self._prepare()
@@ -254,7 +252,9 @@ class Engine:
                 through.append(entry)
         if through:
             self._finish(through)
-        gather_s = min(self.settings.gather_ms * 1e-3, self.settings.gather_fraction * elapsed_ms * 1e-3)
+        gather_s = min(
+            self.settings.gather_ms * 1e-3, self.settings.gather_fraction * elapsed_ms * 1e-3
+        )
         self._gather_until = self._clock() + gather_s
 
     def _finish(self, through: list[Entry]) -> None:

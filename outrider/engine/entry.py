@@ -20,6 +20,7 @@ class Entry:
     input: JobInput | None = None
     admitted: bool = False
     """Blocks for the whole input are reserved."""
+    looked_up: bool = False
     cancelled: bool = False
     started_s: float | None = None
     passes: int = 0
@@ -42,7 +43,9 @@ class Entry:
         assert self.input is not None
         begin = self.job.cache.length
         first_logit = self.input.end - self.input.num_logit_rows
-        ids = list(self.input.token_ids[begin - self.input.start : begin - self.input.start + count])
+        ids = list(
+            self.input.token_ids[begin - self.input.start : begin - self.input.start + count]
+        )
         return ids, max(0, min(count, begin + count - first_logit))
 
     def take_input(self, given: JobInput) -> None:

@@ -52,7 +52,10 @@ def load_model(
         module.to(device)
     elif load_format == "auto":
         module = AutoModelForCausalLM.from_pretrained(
-            path, dtype=DTYPES[dtype], device_map=None, **({"gguf_file": gguf_file} if gguf_file else {})
+            path,
+            dtype=DTYPES[dtype],
+            device_map=None,
+            **({"gguf_file": gguf_file} if gguf_file else {}),
         ).to(device)
     else:
         raise ValueError(f'load_format must be "auto" or "dummy", not {load_format!r}')

@@ -8,12 +8,25 @@
  * bfloat16 is expanded in pairs: of a 32-bit word the low half is the even element (shift left),
  * the high half the odd one (mask). Both cost one cheap operation and need no permutation as long
  * as the other operand is laid out in the same even/odd order.
+ *
+ * Compile with -ffp-contract=off: fused multiply-adds are written out (fma_lanes, fma8), because a
+ * compiler that may choose chooses differently for one row and for four.
  */
+#define _GNU_SOURCE
 #include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#if defined(__AVX__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -45,6 +58,37 @@ typedef uint32_t u8u __attribute__((vector_size(32), aligned(2), may_alias));
 typedef int32_t i8v __attribute__((vector_size(32), may_alias));
 
 enum { F32 = 0, BF16 = 1 };
+
+/* a * b + c, fused where the machine has it: then everywhere, else nowhere. */
+INLINE f8 fma8(f8 a, f8 b, f8 c) {
+#if defined(__FMA__)
+  return (f8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  f4 x[2], y[2], z[2];
+  memcpy(x, &a, 32);
+  memcpy(y, &b, 32);
+  memcpy(z, &c, 32);
+  for (int i = 0; i < 2; i++) z[i] = (f4)vfmaq_f32((float32x4_t)z[i], (float32x4_t)x[i], (float32x4_t)y[i]);
+  memcpy(&c, z, 32);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
+
+INLINE vf fma_lanes(vf a, vf b, vf c) {
+#if LANES == 16
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif LANES == 8
+  return (vf)fma8((f8)a, (f8)b, (f8)c);
+#elif defined(__aarch64__)
+  return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+
+INLINE f8 all8(float x) { return (f8){x, x, x, x, x, x, x, x}; }
 
 INLINE float from_bf16(uint16_t h) {
   uint32_t u = (uint32_t)h << 16;
@@ -119,6 +163,113 @@ static float *scratch_floats(scratch *s, size_t n) {
 
 static __thread scratch linear_scratch, score_scratch;
 
+/* ---------------------------------------------------------------- threads
+ *
+ * Callers and helpers take chunks of a call from one counter. A caller never waits for a helper to
+ * arrive, only for chunks that a helper has begun: where cores are shared with other processes, an
+ * OpenMP barrier waits a scheduling quantum for every layer. Helpers spin briefly, then sleep.
+ */
+
+#define MAX_HELPERS 127
+#define SPINS 4000
+#define CLOSED 0xffffffffu
+
+typedef void chunk_fn(const void *call, int64_t index);
+
+static struct {
+  pthread_mutex_t one_call, lock;
+  pthread_cond_t wake;
+  int helpers;             /* started so far; under one_call */
+  _Atomic int sleeping;
+  _Atomic uint64_t state;  /* generation << 32 | next chunk, or CLOSED while a call is written */
+  _Atomic int64_t done;
+  chunk_fn *fn;
+  const void *call;
+  uint32_t count;
+} team = {.one_call = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER,
+          .wake = PTHREAD_COND_INITIALIZER, .state = CLOSED};
+
+INLINE void relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+/* Take and compute one chunk; 0 if there is none. The exchange fails if the call has changed since
+ * its fields were read, because every call has a generation of its own. */
+static int take_chunk(void) {
+  uint64_t state = atomic_load_explicit(&team.state, memory_order_acquire);
+  uint32_t next = (uint32_t)state;
+  if (next == CLOSED) return 0;
+  chunk_fn *fn = team.fn;
+  const void *call = team.call;
+  if (next >= team.count) return 0;
+  if (atomic_compare_exchange_strong(&team.state, &state, state + 1)) {
+    fn(call, next);
+    atomic_fetch_add_explicit(&team.done, 1, memory_order_release);
+  }
+  return 1;
+}
+
+static void *helper(void *unused) {
+  (void)unused;
+  for (;;) {
+    int spins = 0;
+    while (spins < SPINS) {
+      if (take_chunk()) {
+        spins = 0;
+        continue;
+      }
+      relax();
+      if (++spins % 256 == 0) sched_yield();
+    }
+    pthread_mutex_lock(&team.lock);
+    atomic_fetch_add(&team.sleeping, 1);
+    uint64_t state = atomic_load(&team.state);
+    if ((uint32_t)state == CLOSED || (uint32_t)state >= team.count)
+      pthread_cond_wait(&team.wake, &team.lock);
+    atomic_fetch_sub(&team.sleeping, 1);
+    pthread_mutex_unlock(&team.lock);
+  }
+  return NULL;
+}
+
+/* fn(call, 0 .. count - 1) on up to `threads` threads. A second caller at the same time works
+ * alone; results do not depend on who computes what. */
+static void run_chunks(chunk_fn *fn, const void *call, int64_t count, int threads) {
+  if (threads <= 1 || count <= 1 || pthread_mutex_trylock(&team.one_call) != 0) {
+    for (int64_t i = 0; i < count; i++) fn(call, i);
+    return;
+  }
+  while (team.helpers < threads - 1 && team.helpers < MAX_HELPERS) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, helper, NULL) != 0) break;
+    pthread_detach(thread);
+    team.helpers++;
+  }
+  uint64_t generation = (atomic_load(&team.state) >> 32) + 1;
+  atomic_store(&team.state, generation << 32 | CLOSED);
+  team.fn = fn;
+  team.call = call;
+  team.count = (uint32_t)count;
+  atomic_store(&team.done, 0);
+  atomic_store(&team.state, generation << 32);
+  if (atomic_load(&team.sleeping) > 0) {
+    pthread_mutex_lock(&team.lock);
+    pthread_cond_broadcast(&team.wake);
+    pthread_mutex_unlock(&team.lock);
+  }
+  while (take_chunk()) {
+  }
+  for (int spins = 1; atomic_load_explicit(&team.done, memory_order_acquire) < count; spins++) {
+    relax();
+    if (spins % 256 == 0) sched_yield();
+  }
+  pthread_mutex_unlock(&team.one_call);
+}
+
 /* ---------------------------------------------------------------- linear */
 
 typedef struct {
@@ -164,7 +315,7 @@ INLINE vf odd_weights(const char *w, int w_type) {
 
 /* R rows x C columns of outputs; xp holds the packed tile. The empty statements keep the compiler
  * from holding even and odd weights at once, for which there are not enough registers. */
-INLINE void tile(const int R, const int C, const float *xp, const char *w, int64_t k, int w_type,
+INLINE void tile(const int R, const int C, const int ahead, const float *xp, const char *w, int64_t k, int w_type,
                  const float *bias, char *y, int64_t ldy, int y_type) {
   const int64_t size = w_type == BF16 ? 2 : 4, stride = k * size;
   vf acc[ROWS][2 * COLS];
@@ -173,16 +324,18 @@ INLINE void tile(const int R, const int C, const float *xp, const char *w, int64
   const char *p = w;
   for (; i + GROUP <= k; i += GROUP) {
     vf v[2 * COLS];
+    if (ahead) /* rows of weights are short streams, which the hardware does not foresee */
+      UNROLL for (int c = 0; c < C; c++) __builtin_prefetch(p + (C + c) * stride);
     UNROLL for (int c = 0; c < C; c++) v[c] = even_weights(p + c * stride, w_type);
     UNROLL for (int r = 0; r < R; r++) {
       vf x = *(const vf *)(xp + r * GROUP);
-      UNROLL for (int c = 0; c < C; c++) acc[r][c] += x * v[c];
+      UNROLL for (int c = 0; c < C; c++) acc[r][c] = fma_lanes(x, v[c], acc[r][c]);
     }
     __asm__ volatile("" ::: "memory");
     UNROLL for (int c = 0; c < C; c++) v[c] = odd_weights(p + c * stride, w_type);
     UNROLL for (int r = 0; r < R; r++) {
       vf x = *(const vf *)(xp + r * GROUP + LANES);
-      UNROLL for (int c = 0; c < C; c++) acc[r][c] += x * v[c];
+      UNROLL for (int c = 0; c < C; c++) acc[r][c] = fma_lanes(x, v[c], acc[r][c]);
     }
     __asm__ volatile("" ::: "memory");
     xp += R * GROUP;
@@ -194,8 +347,8 @@ INLINE void tile(const int R, const int C, const float *xp, const char *w, int64
       memcpy(rest, p + c * stride, (size_t)((k - i) * size));
       vf e = even_weights(rest, w_type), o = odd_weights(rest, w_type);
       UNROLL for (int r = 0; r < R; r++) {
-        acc[r][c] += *(const vf *)(xp + r * GROUP) * e;
-        acc[r][c] += *(const vf *)(xp + r * GROUP + LANES) * o;
+        acc[r][c] = fma_lanes(*(const vf *)(xp + r * GROUP), e, acc[r][c]);
+        acc[r][c] = fma_lanes(*(const vf *)(xp + r * GROUP + LANES), o, acc[r][c]);
       }
     }
   }
@@ -211,19 +364,23 @@ INLINE void tile(const int R, const int C, const float *xp, const char *w, int64
   static void NAME(const float *xp, int64_t rows, const char *w, int64_t k, int64_t groups,        \
                    const float *bias, char *y, int64_t ldy, int y_type) {                          \
     const int64_t y_row = ldy * (y_type == BF16 ? 2 : 4);                                          \
-    for (; rows >= 4; rows -= 4, xp += 4 * groups * GROUP, y += 4 * y_row)                         \
-      tile(4, C, xp, w, k, WT, bias, y, ldy, y_type);                                              \
-    if (rows == 3) tile(3, C, xp, w, k, WT, bias, y, ldy, y_type);                                 \
-    if (rows == 2) tile(2, C, xp, w, k, WT, bias, y, ldy, y_type);                                 \
-    if (rows == 1) tile(1, C, xp, w, k, WT, bias, y, ldy, y_type);                                 \
+    if (rows >= 4) {                                                                               \
+      tile(4, C, 1, xp, w, k, WT, bias, y, ldy, y_type);                                           \
+      for (rows -= 4, xp += 4 * groups * GROUP, y += 4 * y_row; rows >= 4;                         \
+           rows -= 4, xp += 4 * groups * GROUP, y += 4 * y_row)                                    \
+        tile(4, C, 0, xp, w, k, WT, bias, y, ldy, y_type);                                         \
+    }                                                                                              \
+    if (rows == 3) tile(3, C, 1, xp, w, k, WT, bias, y, ldy, y_type);                              \
+    if (rows == 2) tile(2, C, 1, xp, w, k, WT, bias, y, ldy, y_type);                              \
+    if (rows == 1) tile(1, C, 1, xp, w, k, WT, bias, y, ldy, y_type);                              \
   }
 /* For one or two rows twice the columns fit into registers; more streams hide the latency. */
 #define WIDE_STRIP(NAME, C, WT)                                                                    \
   static void NAME(const float *xp, int64_t rows, const char *w, int64_t k, int64_t groups,        \
                    const float *bias, char *y, int64_t ldy, int y_type) {                          \
     (void)groups;                                                                                  \
-    if (rows == 2) tile(2, C, xp, w, k, WT, bias, y, ldy, y_type);                                 \
-    if (rows == 1) tile(1, C, xp, w, k, WT, bias, y, ldy, y_type);                                 \
+    if (rows == 2) tile(2, C, 1, xp, w, k, WT, bias, y, ldy, y_type);                              \
+    if (rows == 1) tile(1, C, 1, xp, w, k, WT, bias, y, ldy, y_type);                              \
   }
 STRIP(strip_bf16, COLS, BF16)
 STRIP(single_bf16, 1, BF16)
@@ -253,41 +410,48 @@ static void columns(const segment *s, int64_t n0, int64_t n1, const float *packe
   }
 }
 
+typedef struct {
+  const segment *segments;
+  const float *packed;
+  int64_t m, k, groups, block; /* block: rows whose packed form stays in L2 */
+  int64_t strips, per_chunk;   /* strips of COLS columns over all segments */
+  int num_segments, w_type, y_type;
+} linear_call;
+
+static void linear_chunk(const void *argument, int64_t index) {
+  const linear_call *c = argument;
+  int64_t from = index * c->per_chunk, to = from + c->per_chunk;
+  for (int64_t row0 = 0; row0 < c->m; row0 += c->block) {
+    int64_t rows = c->m - row0 < c->block ? c->m - row0 : c->block, base = 0;
+    const float *packed = c->packed + row0 * c->groups * GROUP;
+    for (int s = 0; s < c->num_segments; s++) {
+      const segment *part = &c->segments[s];
+      int64_t strips = (part->n + COLS - 1) / COLS;
+      int64_t a = from - base < 0 ? 0 : from - base, b = to - base > strips ? strips : to - base;
+      if (a < b) {
+        int64_t n1 = b * COLS > part->n ? part->n : b * COLS;
+        columns(part, a * COLS, n1, packed, row0, rows, c->k, c->groups, c->w_type, c->y_type);
+      }
+      base += strips;
+    }
+  }
+}
+
 /* y_s = x w_s^T + bias_s for every segment s. The segments share x: q/k/v or gate/up in one call. */
 void outrider_linear(const void *x, int64_t ldx, int64_t m, int64_t k, int x_type, int w_type, int y_type,
                      const segment *segments, int num_segments, int threads) {
   const int64_t groups = (k + GROUP - 1) / GROUP;
-  int64_t block = (256 * 1024) / (4 * groups * GROUP) / ROWS * ROWS; /* packed rows stay in L2 */
+  int64_t block = (256 * 1024) / (4 * groups * GROUP) / ROWS * ROWS;
   block = block < 16 ? 16 : block > 64 ? 64 : block;
-  int64_t total = 0;
-  for (int s = 0; s < num_segments; s++) total += (segments[s].n + COLS - 1) / COLS;
-  if ((double)m * total * COLS * k < 20000.0) threads = 1; /* a hand-over costs more */
-#pragma omp parallel num_threads(threads)
-  {
-    int id = 0, count = 1;
-#ifdef _OPENMP
-    extern int omp_get_thread_num(void), omp_get_num_threads(void);
-    id = omp_get_thread_num();
-    count = omp_get_num_threads();
-#endif
-    int64_t t0 = total * id / count, t1 = total * (id + 1) / count;
-    float *packed = scratch_floats(&linear_scratch, (size_t)(block * groups * GROUP));
-    for (int64_t row0 = 0; row0 < m; row0 += block) {
-      int64_t rows = m - row0 < block ? m - row0 : block;
-      pack_rows(packed, (const char *)x + row0 * ldx * (x_type == BF16 ? 2 : 4), ldx, rows, k, groups,
-                x_type, w_type == BF16);
-      int64_t base = 0;
-      for (int s = 0; s < num_segments; s++) {
-        int64_t tiles = (segments[s].n + COLS - 1) / COLS;
-        int64_t a = t0 - base < 0 ? 0 : t0 - base, b = t1 - base > tiles ? tiles : t1 - base;
-        if (a < b) {
-          int64_t n1 = b * COLS > segments[s].n ? segments[s].n : b * COLS;
-          columns(&segments[s], a * COLS, n1, packed, row0, rows, k, groups, w_type, y_type);
-        }
-        base += tiles;
-      }
-    }
-  }
+  float *packed = scratch_floats(&linear_scratch, (size_t)(m * groups * GROUP));
+  pack_rows(packed, x, ldx, m, k, groups, x_type, w_type == BF16);
+  linear_call call = {segments, packed, m, k, groups, block, 0, 0, num_segments, w_type, y_type};
+  for (int s = 0; s < num_segments; s++) call.strips += (segments[s].n + COLS - 1) / COLS;
+  /* A chunk is a multiple of two strips (wide ones), some 10 us of work or an eighth of a thread's. */
+  int64_t least = 1 + 65536 / (COLS * k * (w_type == BF16 ? 2 : 4) * (1 + m / 4));
+  int64_t even = call.strips / (threads * 8);
+  call.per_chunk = ((even > least ? even : least) + 1) / 2 * 2;
+  run_chunks(linear_chunk, &call, (call.strips + call.per_chunk - 1) / call.per_chunk, threads);
 }
 
 /* ---------------------------------------------------------------- norm */
@@ -295,9 +459,7 @@ void outrider_linear(const void *x, int64_t ldx, int64_t m, int64_t k, int x_typ
 /* y = x / sqrt(mean(x^2) + eps), scaled by the weight as transformers' RMS norms do:
  * offset 0: round to the type of x, then weight * that; offset 1 (Gemma): float32 until the end. */
 void outrider_rms_norm(const void *x, int64_t ldx, const void *weight, void *y, int64_t rows, int64_t k,
-                       int type, float eps, int gemma, int threads) {
-  if (rows * k < 16384) threads = 1;
-#pragma omp parallel for num_threads(threads) schedule(static)
+                       int type, float eps, int gemma) {
   for (int64_t r = 0; r < rows; r++) {
     const char *row = (const char *)x + r * ldx * (type == BF16 ? 2 : 4);
     char *out = (char *)y + r * k * (type == BF16 ? 2 : 4);
@@ -313,8 +475,8 @@ void outrider_rms_norm(const void *x, int64_t ldx, const void *weight, void *y, 
         a = *(const f8u *)(row + i * 4);
         b = *(const f8u *)(row + i * 4 + 32);
       }
-      sum += a * a;
-      odd_sum += b * b;
+      sum = fma8(a, a, sum);
+      odd_sum = fma8(b, b, odd_sum);
     }
     float total = sum8(sum + odd_sum);
     for (; i < k; i++) {
@@ -373,14 +535,14 @@ INLINE f8 exp8(f8 x) {
   f8 n = c * 1.44269504088896341f;
   i8v i = __builtin_convertvector(n - 0.5f, i8v); /* truncation towards 0 rounds, as n <= 0 */
   f8 f = __builtin_convertvector(i, f8);
-  f8 r = c - f * 0.693359375f;
-  r = r - f * -2.12194440e-4f;
-  f8 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
+  f8 r = fma8(f, all8(-0.693359375f), c);
+  r = fma8(f, all8(2.12194440e-4f), r);
+  f8 p = fma8(r, all8(1.9875691500e-4f), all8(1.3981999507e-3f));
+  p = fma8(p, r, all8(8.3334519073e-3f));
+  p = fma8(p, r, all8(4.1665795894e-2f));
+  p = fma8(p, r, all8(1.6666665459e-1f));
+  p = fma8(p, r, all8(5.0000001201e-1f));
+  p = fma8(p, r * r, r + 1.0f);
   f8 scale = (f8)((i + 127) << 23);
   return (f8)((i8v)(p * scale) & ~low);
 }
@@ -424,9 +586,9 @@ INLINE void scores_of(const int R, const span *s, const float *q, float *scores,
         odd = *(const f8u *)(k + d * bs * 4 + 32);
       }
       UNROLL for (int r = 0; r < R; r++) {
-        float x = q[d * TILE_ROWS + r];
-        a[r] += x * even;
-        b[r] += x * odd;
+        f8 x = all8(q[d * TILE_ROWS + r]);
+        a[r] = fma8(x, even, a[r]);
+        b[r] = fma8(x, odd, b[r]);
       }
     }
     UNROLL for (int r = 0; r < R; r++) {
@@ -534,8 +696,8 @@ INLINE void values_of(const int R, const span *s, const float *probs, int64_t wi
       }
     }
     UNROLL for (int r = 0; r < R; r++) {
-      float w = probs[r * width + at];
-      UNROLL for (int i = 0; i < 4; i++) acc[r][i] += w * x[i];
+      f8 w = all8(probs[r * width + at]);
+      UNROLL for (int i = 0; i < 4; i++) acc[r][i] = fma8(w, x[i], acc[r][i]);
     }
   }
   }
@@ -599,6 +761,28 @@ static void attend_tile(const slab *p, const attention *c, int64_t n, int64_t he
   }
 }
 
+typedef struct {
+  const slab *pool;
+  const attention *c;
+} attention_call;
+
+static int64_t tiles_per_head(const attention *c, int64_t n, int64_t share) {
+  return ((c->starts[n + 1] - c->starts[n]) * share + TILE_ROWS - 1) / TILE_ROWS;
+}
+
+static void attention_chunk(const void *argument, int64_t index) {
+  const attention_call *call = argument;
+  const attention *c = call->c;
+  const int64_t share = c->q_heads / call->pool->heads;
+  int64_t n = 0, per_head = tiles_per_head(c, 0, share);
+  while (index >= per_head * call->pool->heads) {
+    index -= per_head * call->pool->heads;
+    per_head = tiles_per_head(c, ++n, share);
+  }
+  int64_t r0 = index % per_head * TILE_ROWS, left = (c->starts[n + 1] - c->starts[n]) * share - r0;
+  attend_tile(call->pool, c, n, index / per_head, r0, (int)(left < TILE_ROWS ? left : TILE_ROWS));
+}
+
 /* Causal attention of all sequences over their block tables. Positions of a sequence are
  * past, past + 1, ... and its keys up to the last of them have been written. */
 void outrider_attention(const slab *p, const attention *c, int threads) {
@@ -606,21 +790,11 @@ void outrider_attention(const slab *p, const attention *c, int threads) {
   int64_t tiles = 0, work = 0;
   for (int64_t n = 0; n < c->num_sequences; n++) {
     int64_t rows = c->starts[n + 1] - c->starts[n];
-    tiles += (rows * share + TILE_ROWS - 1) / TILE_ROWS * p->heads;
+    tiles += tiles_per_head(c, n, share) * p->heads;
     work += rows * (c->past[n] + rows) * c->q_heads * (p->dk + p->dv);
   }
-  if (work < 40000) threads = 1;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-  for (int64_t t = 0; t < tiles; t++) {
-    int64_t left = t, n = 0, per_head = 0;
-    for (;; n++) {
-      per_head = ((c->starts[n + 1] - c->starts[n]) * share + TILE_ROWS - 1) / TILE_ROWS;
-      if (left < per_head * p->heads) break;
-      left -= per_head * p->heads;
-    }
-    int64_t r0 = left % per_head * TILE_ROWS, all = (c->starts[n + 1] - c->starts[n]) * share;
-    attend_tile(p, c, n, left / per_head, r0, (int)(all - r0 < TILE_ROWS ? all - r0 : TILE_ROWS));
-  }
+  attention_call call = {p, c};
+  run_chunks(attention_chunk, &call, tiles, work < 40000 ? 1 : threads); /* too little to share */
 }
 
 int outrider_lanes(void) { return LANES; }

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).with_name("native.c")
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno")
+FLAGS = ("-O3", "-march=native", "-pthread", "-shared", "-fPIC", "-ffp-contract=off")
 ENVIRONMENT_VARIABLE = "OUTRIDER_KERNELS"
 TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 LANE_NAMES = {16: "native-avx512", 8: "native-avx2", 4: "native-simd128"}
@@ -88,7 +88,6 @@ def load_kernels(*, threads: int | None = None) -> Kernels:
         raise ValueError(f"{ENVIRONMENT_VARIABLE} must be auto, native or torch, not {choice!r}")
     if choice == "torch":
         raise KernelsUnavailable(f"{ENVIRONMENT_VARIABLE}=torch")
-    _load_torch_openmp()
     path = _compiled()
     try:
         library = ctypes.CDLL(str(path))
@@ -100,7 +99,7 @@ def load_kernels(*, threads: int | None = None) -> Kernels:
     linear.argtypes = (pointer, count, count, count, flag, flag, flag, pointer, flag, flag)
     rms_norm.argtypes = (
         *(pointer, count, pointer, pointer, count, count),
-        *(flag, ctypes.c_float, flag, flag),
+        *(flag, ctypes.c_float, flag),
     )
     kv_write.argtypes = (pointer, pointer, count, count, pointer, count, count, pointer, count)
     attention.argtypes = (pointer, pointer, flag)
@@ -114,12 +113,6 @@ def load_kernels(*, threads: int | None = None) -> Kernels:
         kv_write=kv_write,
         attention=attention,
     )
-
-
-def _load_torch_openmp() -> None:
-    """Make our OpenMP calls resolve to the runtime torch uses: one pool of threads, not two."""
-    for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*")):
-        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
 def _compiled() -> Path:

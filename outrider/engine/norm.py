@@ -17,7 +17,6 @@ class NativeRMSNorm(nn.Module):
         self.variance_epsilon = self.eps = eps
         self._gemma = gemma
         self._call = kernels.rms_norm
-        self._threads = kernels.threads
         self._code = TYPE_CODES[weight.dtype]
         self._type = weight.dtype
         self._pointer = weight.data_ptr()
@@ -33,7 +32,7 @@ class NativeRMSNorm(nn.Module):
         y = torch.empty_like(x)
         self._call(
             *(x.data_ptr(), k, self._pointer, y.data_ptr(), x.numel() // k, k),
-            *(self._code, self.eps, self._gemma, self._threads),
+            *(self._code, self.eps, self._gemma),
         )
         return y
 
@@ -59,7 +58,7 @@ def _native_of(module: nn.Module, kernels: Kernels) -> NativeRMSNorm | None:
         return None
     if weight.dtype not in TYPE_CODES or weight.device.type != "cpu":
         return None
-    if list(module.parameters()) != [weight] if len(list(module.parameters())) != 1 else False:
+    if len(list(module.parameters())) != 1:
         return None
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(3, weight.numel(), generator=generator).to(weight.dtype)

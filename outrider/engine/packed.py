@@ -16,6 +16,8 @@ from outrider.engine.plan import StepPlan
 from outrider.engine.pool import KVPool
 from outrider.engine.view import Mode, PackedView
 
+NAME_PREFIX = "outrider_packed_"
+
 
 class PackedModel:
     """Owns the model's attention implementation from ``attach`` to ``detach``.
@@ -28,7 +30,7 @@ class PackedModel:
         self.model = model
         self.view = PackedView(mode, NativeAttention(kernels) if kernels else None)
         self._module: Any = model.module
-        self._name = f"outrider_packed_{id(self):x}"
+        self._name = f"{NAME_PREFIX}{id(self):x}"
         self._before: str | None = None
         parameters = inspect.signature(self._module.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
@@ -63,11 +65,19 @@ class PackedModel:
             arguments: dict[str, Any] = {self._cache_name: self.view, "use_cache": False}
             if self._selects_rows:
                 arguments["logits_to_keep"] = plan.logit_rows
-            logits = self._module(plan.input_ids, position_ids=plan.position_ids, **arguments).logits
+            logits = self._module(
+                plan.input_ids, position_ids=plan.position_ids, **arguments
+            ).logits
         finally:
             self.view.end()
         rows: torch.Tensor = logits[0] if self._selects_rows else logits[0, plan.logit_rows]
         return rows.float()
+
+
+def is_attached(model: LoadedModel) -> bool:
+    """Whether some engine has the model's attention at present."""
+    implementation: str = model.config._attn_implementation
+    return implementation.startswith(NAME_PREFIX)
 
 
 def use_kernels(model: LoadedModel, kernels: Kernels) -> None:

@@ -66,7 +66,9 @@ class StepPlan:
                 raise ValueError("a slice is empty or has no blocks for its rows")
             ids.extend(part.token_ids)
             positions.extend(range(begin, end))
-            slots.extend(table[p // block_size] * block_size + p % block_size for p in range(begin, end))
+            slots.extend(
+                table[p // block_size] * block_size + p % block_size for p in range(begin, end)
+            )
             logit_rows.extend(range(len(ids) - part.num_logit_rows, len(ids)))
             starts[index + 1] = len(ids)
             past[index] = begin

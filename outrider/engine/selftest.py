@@ -11,7 +11,7 @@ from outrider.engine.errors import UnsupportedModel
 from outrider.engine.ledger import BlockLedger
 from outrider.engine.model import LoadedModel
 from outrider.engine.native import Kernels, KernelsUnavailable, load_kernels
-from outrider.engine.packed import PackedModel, use_kernels
+from outrider.engine.packed import PackedModel, is_attached, use_kernels
 from outrider.engine.plan import Slice, StepPlan
 from outrider.engine.pool import KVPool
 from outrider.engine.settings import EngineSettings
@@ -39,18 +39,24 @@ class SelfTestReport:
     kernels_note: str = ""
 
 
-def prepare(model: LoadedModel, settings: EngineSettings) -> tuple[PackedModel, KVPool, SelfTestReport]:
+def prepare(
+    model: LoadedModel, settings: EngineSettings
+) -> tuple[PackedModel, KVPool, SelfTestReport]:
     """Install kernels and attention, choose the mode, and test.
 
     Raises: UnsupportedModel with the reason.
     """
     _refuse_known(model)
+    if is_attached(model):
+        raise RuntimeError("the model already belongs to another engine")
     with torch.inference_mode():
         sequences = [_token_ids(model, length, seed) for seed, length in enumerate(LENGTHS)]
         plain = [_plain_logits(model, ids) for ids in sequences]
         kernels, note = _kernels(model, settings)
         if kernels is not None:
             use_kernels(model, kernels)
+            # What is left to torch is small; its OpenMP threads would spin on the cores that ours need.
+            torch.set_num_threads(1)
         reasons = []
         for mode in (Mode.INPLACE, Mode.GATHER):
             packed = PackedModel(model, mode, kernels)
@@ -76,7 +82,9 @@ def _refuse_known(model: LoadedModel) -> None:
     config: Any = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
     if getattr(module, "_is_stateful", False) or kinds & set(RECURRENT):
-        raise UnsupportedModel(f"{model.architecture} keeps a recurrent state, which cannot roll back")
+        raise UnsupportedModel(
+            f"{model.architecture} keeps a recurrent state, which cannot roll back"
+        )
     if getattr(config, "attention_chunk_size", None) or "chunked_attention" in kinds:
         raise UnsupportedModel(f"{model.architecture} uses chunked attention")
     if getattr(config, "alibi", False):
@@ -143,7 +151,9 @@ class _Trial:
         logits = self.packed.forward(plan, self.pool)
         view = self.packed.view
         if view.num_attentions == 0 or view.num_updates == 0:
-            raise NotImplementedError("the model does not use the cache or the attention we gave it")
+            raise NotImplementedError(
+                "the model does not use the cache or the attention we gave it"
+            )
         for cache, ids in parts:
             cache.extend(ids)
         return list(logits.split([len(ids) for _, ids in parts]))

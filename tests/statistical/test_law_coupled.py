@@ -22,7 +22,7 @@ HEAD_SIZE = 3  # half of the ids are tail
 PROMPT = (4, 1)
 NUM_TOKENS = 3
 NUM_CYCLES = 3
-BATCH = 5_000
+BATCH = 2_000
 ROW = RowSampling(temperature=0.8)
 TARGET = TableLaw.random(VOCAB_SIZE, seed=21, scale=1.0)
 DRAFT = TableLaw(TARGET.logits + TableLaw.random(VOCAB_SIZE, seed=22, scale=0.7).logits)
@@ -48,14 +48,14 @@ def model_drafter(law: TableLaw) -> Drafter:
     return draft
 
 
-def least_likely(contexts: Ids, keys: list[int], positions: list[int]) -> Ids:
-    return TARGET.rows(contexts).argmin(-1)
+def adversary(contexts: Ids, keys: list[int], positions: list[int]) -> Ids:
+    """Knows the target's token: lets even ones pass, gives the least likely for odd ones.
 
-
-def accomplice(contexts: Ids, keys: list[int], positions: list[int]) -> Ids:
-    """Knows the target's token, lets the even ones pass and spoils the odd ones."""
+    Under every fifth key it knows nothing and always gives the least likely.
+    """
     known = model_drafter(TARGET)(contexts, keys, positions)
-    return np.where(known % 2 == 0, known, (known + 1) % VOCAB_SIZE)
+    lets_pass = (known % 2 == 0) & (np.array(keys) % 5 != 0)
+    return np.where(lets_pass, known, TARGET.rows(contexts).argmin(-1))
 
 
 def cycle(
@@ -92,22 +92,28 @@ def cycle(
 
 
 def sample(drafter: Drafter, *, num_draws: int, first_seed: int) -> tuple[Ids, Counter]:
-    """Return the first tokens of three cycles of every seed, with 1 to 3 draft tokens a cycle."""
-    first_tokens: list[list[int]] = []
+    """Return the first tokens of every seed, from up to three cycles of 1 to 3 draft tokens."""
+    first_tokens: list[Ids] = []
     kinds: Counter = Counter()
     for start in range(0, num_draws, BATCH):
         keys = [first_seed + start + i for i in range(min(BATCH, num_draws - start))]
         outputs: list[list[int]] = [[] for _ in keys]
         for turn in range(NUM_CYCLES):
-            kinds += cycle(outputs, keys, [1 + (key + turn) % 3 for key in keys], drafter)
-        first_tokens += [output[:NUM_TOKENS] for output in outputs]
-    return np.array(first_tokens), kinds
+            # Every cycle adds a token at least, so three always suffice.
+            short = [i for i, output in enumerate(outputs) if len(output) < NUM_TOKENS]
+            if not short:
+                break
+            lengths = [1 + (keys[i] + turn) % 3 for i in short]
+            unfinished = [outputs[i] for i in short]
+            kinds += cycle(unfinished, [keys[i] for i in short], lengths, drafter)
+        first_tokens.append(np.array([output[:NUM_TOKENS] for output in outputs]))
+    return np.concatenate(first_tokens), kinds
 
 
 @pytest.mark.parametrize(
     "drafter",
-    [model_drafter(DRAFT), least_likely, accomplice],
-    ids=["coupled", "least likely", "accomplice"],
+    [model_drafter(DRAFT), adversary],
+    ids=["coupled", "adversary"],
 )
 def test_three_cycles_follow_the_law(drafter):
     # seeds 10**12.., draws 100,000, alpha 1e-6
@@ -180,7 +186,7 @@ def shift_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_mutant_fails_the_law(monkeypatch, mutate):
-    # seeds 10**12.., draws 30,000, alpha 1e-6
+    # seeds 10**12.., draws 20,000, alpha 1e-6
     mutate(monkeypatch)
-    sequences, _ = sample(model_drafter(DRAFT), num_draws=30_000, first_seed=10**12)
+    sequences, _ = sample(model_drafter(DRAFT), num_draws=20_000, first_seed=10**12)
     assert sequence_p(TARGET, PROMPT, sequences, temperature=ROW.temperature) < ALPHA
