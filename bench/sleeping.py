@@ -1,7 +1,8 @@
-"""Workers whose models sleep instead of computing: what is left of a cycle is the system's own cost.
+"""Workers whose models sleep: what is left of a cycle is the system's own cost.
 
-The model is calculable by hand: the token at position t is ``t % VOCAB_SIZE``, whatever came before. Everything
-around it is the real thing: servicers, leases, digests, packed distributions, gRPC.
+The model is calculable by hand: the token at position t is ``t % VOCAB_SIZE``, whatever came
+before. Everything around it is the real thing: servicers, leases, digests, packed distributions,
+gRPC.
 """
 
 import asyncio
@@ -79,7 +80,6 @@ async def sleep_exactly(duration_s: float) -> None:
 class SleepingCache:
     """Counts positions; there is no KV."""
 
-    length: int = 0
     committed_length: int = 0
 
 
@@ -111,7 +111,7 @@ class SleepingEngine:
         target = [token_at(job.base + row) for row in range(len(job.draft_token_ids) + 1)]
         accepted = num_accepted(job.draft_token_ids, target)
         job.decision = Decision(accepted, target[accepted], 1.0)
-        job.cache.length = job.cache.committed_length = job.base + accepted
+        job.cache.committed_length = job.base + accepted
         job.finished = SimpleNamespace(  # type: ignore[assignment]
             cached_tokens=0,
             queue_ms=0.0,

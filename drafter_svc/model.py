@@ -1,4 +1,7 @@
-"""Draft source "model": a causal language model that proposes token after token, batched over sequences."""
+"""Draft source "model".
+
+A causal language model that proposes token after token, batched over sequences.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -54,7 +57,10 @@ class Drafting:
         return JobInput(begin, ids, num_logit_rows=1, committed=self.wanted.base)
 
     def row(self) -> RowSampling:
-        """Return the row parameters of the next drawn token: the target's, so that both choose alike."""
+        """Return the row parameters of the next drawn token.
+
+        The target's, so that both choose alike.
+        """
         params, position = self.opening.sampling, self.cache.length
         masked = position < self.opening.num_prompt_tokens + params.min_tokens
         return RowSampling(
@@ -66,7 +72,10 @@ class Drafting:
         )
 
     def take(self, proposal: Proposal) -> None:
-        """Keep a drawn token; ask for another pass unless enough were drawn or the text ends with it."""
+        """Keep a drawn token.
+
+        Ask for another pass unless enough were drawn or the text ends with it.
+        """
         token_id = proposal.token_id
         self.drawn.append(token_id)
         self.margins.append(proposal.logit_margin)
@@ -95,7 +104,8 @@ class Drafting:
 
 @dataclass(slots=True)
 class DraftingHead:
-    """Draws the next token of every sequence in the pass with the noise that the target will use."""
+    """Draws the next token of every sequence in the pass with the noise that the target will
+    use."""
 
     vocab_size: int
     head_size: int

@@ -33,7 +33,10 @@ class NgramLease:
         return len(self.index)
 
     async def draft(self, wanted: Wanted) -> Block:
-        """Propose the continuation of the most recent match; behind a pending draft its first id is the guess."""
+        """Propose the continuation of the most recent match.
+
+        Behind a pending draft its first id is the guess.
+        """
         self.index.truncate(wanted.start)
         self.index.extend(wanted.token_ids)
         if wanted.pending is None:

@@ -35,7 +35,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         request_iterator: AsyncIterator[drafter_pb2.DraftRequest],
         context: grpc.aio.ServicerContext,
     ) -> None:
-        """Open a lease with the first message, answer every advance, free all when the stream ends."""
+        """Open a lease with the first message, answer every advance, free all when the stream
+        ends."""
         source, lease = self._open(await anext(aiter(request_iterator)))
         try:
             opened = drafter_pb2.DraftOpened(
@@ -117,7 +118,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         own = self.identity.to_proto().digests.tokenizer_digest
         if target.tokenizer_digest and target.tokenizer_digest != own:
             raise IdentityMismatch(
-                f"target.tokenizer_digest: drafts need {own}, the target has {target.tokenizer_digest}"
+                "target.tokenizer_digest: "
+                f"drafts need {own}, the target has {target.tokenizer_digest}"
             )
 
     def _checked_advance(

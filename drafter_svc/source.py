@@ -21,9 +21,11 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One advance: the sequence holds ``token_ids`` from ``start`` on; ``pending`` is being verified.
+    """One advance: the sequence holds ``token_ids`` from ``start`` on.
 
-    ``pending`` None: nothing is being verified, a draft of the committed sequence itself is wanted.
+
+    ``pending`` is being verified; None: nothing is, and a draft of the committed sequence itself is
+    wanted.
     """
 
     start: int

@@ -11,7 +11,8 @@ from outrider.errors import ResourceExhausted
 
 @dataclass(slots=True)
 class Admission:
-    """At most ``max_running`` requests decode, at most ``max_waiting`` wait, in order of arrival."""
+    """At most ``max_running`` requests decode, at most ``max_waiting`` wait, in order of
+    arrival."""
 
     max_running: int
     max_waiting: int

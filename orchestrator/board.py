@@ -9,7 +9,8 @@ from outrider.draft import Draft
 
 @dataclass(frozen=True, slots=True)
 class DraftBlock:
-    """If the committed sequence becomes ``base_length`` tokens followed by ``path``, use ``draft``."""
+    """If the committed sequence becomes ``base_length`` tokens followed by ``path``, use
+    ``draft``."""
 
     base_length: int
     path: tuple[int, ...]
@@ -23,7 +24,10 @@ class DraftBlock:
 
 @dataclass(slots=True)
 class DraftBoard:
-    """Blocks keyed by (base length, path); ``num_discarded_tokens`` counts tokens that were never used."""
+    """Blocks keyed by (base length, path).
+
+    ``num_discarded_tokens`` counts tokens that were never used.
+    """
 
     num_discarded_tokens: int = 0
     _blocks: dict[tuple[int, tuple[int, ...]], DraftBlock] = field(default_factory=dict)

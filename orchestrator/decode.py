@@ -1,4 +1,7 @@
-"""The decode loop: draft, verify, commit, stream. Target-only is the same loop with empty drafts."""
+"""The decode loop.
+
+Draft, verify, commit, stream. Target-only is the same loop with empty drafts.
+"""
 
 from collections.abc import AsyncIterator
 from typing import Protocol
@@ -12,7 +15,10 @@ from outrider.draft import Draft
 
 
 class Verification(Protocol):
-    """The verifier side of one sequence; moves to another equal verifier by itself when one is lost."""
+    """The verifier side of one sequence.
+
+    Moves to another equal verifier by itself when one is lost.
+    """
 
     async def send(self, sequence: Sequence, draft: Draft) -> None:
         """Send the step of the present cycle."""

@@ -27,8 +27,8 @@ class Asked:
 class GrpcDraftLease:
     """Writes advances, reads blocks in a task of its own, keeps the ledger of the drafter's KV.
 
-    The ledger starts every advance at what the drafter last stated, so ids of an advance that a newer one
-    replaced are sent again; the drafter keeps the rows whose ids are equal.
+    The ledger starts every advance at what the drafter last stated, so ids of an advance that a
+    newer one replaced are sent again; the drafter keeps the rows whose ids are equal.
     """
 
     call: grpc.aio.StreamStreamCall

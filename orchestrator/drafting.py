@@ -1,4 +1,7 @@
-"""Where a sequence's drafts come from: the board, a drafter that is still at work, lookup, or nowhere."""
+"""Where a sequence's drafts come from.
+
+The board, a drafter that is still at work, lookup, or nowhere.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -64,7 +67,10 @@ class Drafting:
     num_heals: int = 0
 
     async def draft_for(self, sequence: Sequence) -> Draft:
-        """Return the draft for the sequence as it is now; empty if none is ready within the budget."""
+        """Return the draft for the sequence as it is now.
+
+        Empty if none is ready within the budget.
+        """
         num_tokens = min(self.plan.num_draft_tokens(sequence.cycle), sequence.num_remaining - 1)
         fitting = self.board.take(sequence.token_ids)
         if not self.plan.speculates:
@@ -95,7 +101,8 @@ class Drafting:
         self._drop_lease()
 
     async def _wait(self, sequence: Sequence, num_tokens: int) -> Draft | None:
-        """Wait for the drafter within the budget, asking it again if what it works on cannot fit."""
+        """Wait for the drafter within the budget, asking it again if what it works on cannot
+        fit."""
         lease = self._current_lease()
         if lease is None or self.plan.draft_wait_s <= 0:
             return None

@@ -1,7 +1,7 @@
 """One request from admission to its receipt."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -53,10 +53,11 @@ class Generation:
         """Milliseconds since the request arrived."""
         return (self.clock() - self.began) * 1e3
 
-    async def run(self, admission: Admission) -> AsyncIterator[Delivery]:
+    async def run(self, admission: Admission) -> AsyncGenerator[Delivery, None]:
         """Yield what each cycle delivers; leases are closed whatever happens.
 
-        Raises: ResourceExhausted if the queue is full; Unavailable if the verifier is lost for good.
+        Raises: ResourceExhausted if the queue is full; Unavailable if the verifier is lost for
+            good.
         """
         async with admission.slot() as queue_ms:
             self.stats.queue_ms = queue_ms

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class KVLedger:
     """The expectation for one lease, compared with what the worker states in every answer.
 
-    ``num_heals`` counts differences; each is healed by sending the ids from the smaller length on again.
+    ``num_heals`` counts differences; each is healed by sending the ids from the smaller length on
+    again.
     """
 
     cache_length: int = 0
@@ -24,6 +25,9 @@ class KVLedger:
             self.cache_length = min(stated, self.cache_length)
 
     def lower(self, have_length: int) -> None:
-        """The worker asked for context: it has only this much. That is healing too, and is counted."""
+        """The worker asked for context.
+
+        It has only this much. That is healing too, and is counted.
+        """
         self.num_heals += 1
         self.cache_length = have_length

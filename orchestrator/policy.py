@@ -28,8 +28,9 @@ class LengthSchedule(Protocol):
 class SpeculationPlan:
     """How the decode loop speculates on one sequence.
 
-    ``sources`` in order of preference, empty for the drafter's own default; ``draft_wait_s`` bounds how long a
-    verification may wait for a draft; ``lookup`` allows the orchestrator's own lookup where no draft is there.
+    ``sources`` in order of preference, empty for the drafter's own default; ``draft_wait_s`` bounds
+    how long a verification may wait for a draft; ``lookup`` allows the orchestrator's own lookup
+    where no draft is there.
     """
 
     sources: tuple[str, ...]
@@ -68,7 +69,8 @@ class Policy:
     def plan(self, options: SpeculationOptions) -> SpeculationPlan:
         """Return the plan of one request.
 
-        Raises: InvalidField if the asked-for draft length is out of range or contradicts target_only.
+        Raises: InvalidField if the asked-for draft length is out of range or contradicts
+            target_only.
         """
         wanted = options.num_draft_tokens
         if options.target_only:

@@ -17,7 +17,8 @@ TARGET_ONLY = (
 class Stats:
     """Counts and times of one sequence, from the verdicts as they were delivered.
 
-    Units: times in milliseconds. A draft token counts as accepted only if it was delivered to the client.
+    Units: times in milliseconds. A draft token counts as accepted only if it was delivered to the
+        client.
     """
 
     num_cycles: int = 0

@@ -42,7 +42,8 @@ Prompt = Text | TokenIds | Chat
 class Request:
     """What the decode loop needs of a request.
 
-    ``sampling`` is resolved: seed drawn, max_tokens filled in, ``stop_token_ids`` all ids that end the output.
+    ``sampling`` is resolved: seed drawn, max_tokens filled in, ``stop_token_ids`` all ids that end
+    the output.
     """
 
     request_id: str

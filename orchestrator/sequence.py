@@ -62,7 +62,8 @@ class End:
 class Sequence:
     """Token ids of prompt and output; owned by the decode loop.
 
-    ``max_length`` bounds prompt and output together: max_tokens or the context, whichever ends first.
+    ``max_length`` bounds prompt and output together: max_tokens or the context, whichever ends
+    first.
     """
 
     sequence_id: str

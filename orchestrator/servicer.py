@@ -48,7 +48,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         """Stream the chunks of one request, then its completion."""
         generation = Generation(self._admit(request), self.pool, context.time_remaining)
-        # A client that leaves while a chunk is written must free the leases now, not at a garbage collection.
+        # A client that leaves while a chunk is written must free the leases now, not at a garbage
+        # collection.
         async with aclosing(generation.run(self.admission)) as deliveries:
             async for delivery in deliveries:
                 yield generation_pb2.GenerateResponse(chunk=_chunk(delivery))

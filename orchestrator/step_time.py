@@ -9,7 +9,10 @@ MANY_TOKENS = 64  # from here on a step's time is one of its tokens, below one o
 
 @dataclass(slots=True)
 class StepTime:
-    """What a step is expected to take at one verifier, learned from its verdicts; shared by its leases."""
+    """What a step is expected to take at one verifier, learned from its verdicts.
+
+    Shared by its leases.
+    """
 
     s_per_token: float = 0.02
     s_per_pass: float = 0.1

@@ -10,7 +10,10 @@ from outrider.text import StopMatcher, TextStream
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What one cycle adds: final tokens, the text that became certain with each, the end if it is reached."""
+    """What one cycle adds.
+
+    Final tokens, the text that became certain with each, the end if it is reached.
+    """
 
     tokens: list[CommittedToken]
     pieces: list[str]
@@ -52,16 +55,17 @@ class Transcript:
         if token_id in self.stop_token_ids:
             return self._rest(), End(FinishReason.STOP, token_id=token_id)
         text = self.stops.push(self.stream.push(token_id), self.num_output_tokens - 1)
-        if self.stops.match is not None:
-            return text, End(FinishReason.STOP, stop=self.stops.match.stop)
-        if self.num_output_tokens >= self.max_output_tokens:
-            rest = self._rest()
-            if self.stops.match is not None:
-                return text + rest, End(FinishReason.STOP, stop=self.stops.match.stop)
-            return text + rest, End(FinishReason.LENGTH)
-        return text, None
+        end = self._end_by_string()
+        if end is None and self.num_output_tokens >= self.max_output_tokens:
+            text += self._rest()
+            end = self._end_by_string() or End(FinishReason.LENGTH)
+        return text, end
 
     def _rest(self) -> str:
         """Return what was held back, for the text ends here."""
         flushed = self.stops.push(self.stream.flush(), self.num_output_tokens - 1)
-        return flushed if self.stops.match is not None else flushed + self.stops.flush()
+        return flushed if self._end_by_string() is not None else flushed + self.stops.flush()
+
+    def _end_by_string(self) -> End | None:
+        match = self.stops.match
+        return None if match is None else End(FinishReason.STOP, stop=match.stop)

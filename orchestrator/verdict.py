@@ -41,7 +41,10 @@ class CommittedToken:
 
 
 def committed_tokens(draft: tuple[int, ...], verdict: Verdict) -> list[CommittedToken]:
-    """Return what the verdict commits: the accepted prefix of the draft and the target's own token."""
+    """Return what the verdict commits.
+
+    The accepted prefix of the draft and the target's own token.
+    """
     accepted = draft[: verdict.num_accepted]
     tokens = [CommittedToken(token_id, Origin.ACCEPTED) for token_id in accepted]
     return [*tokens, CommittedToken(verdict.next_token_id, verdict.next_origin)]

@@ -23,8 +23,8 @@ log = structlog.get_logger()
 class LeasedVerification:
     """Implements ``orchestrator.decode.Verification`` over the worker pool.
 
-    A verifier that fails is not tried again for this sequence. ``timeout_s`` tells what is left of the client's
-    deadline.
+    A verifier that fails is not tried again for this sequence. ``timeout_s`` tells what is left of
+    the client's deadline.
     """
 
     request: Request
@@ -87,7 +87,8 @@ class LeasedVerification:
     def _lose(self, sequence: Sequence, lost: VerifierLost) -> None:
         """Give the lease up; the next send looks for an equal verifier.
 
-        Raises: ResourceExhausted if a verifier without room was the last one; Unavailable if there is none left.
+        Raises: ResourceExhausted if a verifier without room was the last one; Unavailable if there
+            is none left.
         """
         if lost.loss is Loss.REFUSED:
             raise InvalidField("request", lost.reason)  # another verifier would say the same

@@ -1,4 +1,7 @@
-"""A verify lease: one open stream to one verifier for one sequence, kept in step by the KV ledger."""
+"""A verify lease.
+
+One open stream to one verifier for one sequence, kept in step by the KV ledger.
+"""
 
 import asyncio
 import enum
@@ -110,7 +113,8 @@ class VerifyLease:
             raise await self._lost(error) from None
 
     async def verdict(self, sequence: Sequence, draft: Draft) -> Verdict:
-        """Return the verdict of the step that was sent, giving the verifier the context it asks for."""
+        """Return the verdict of the step that was sent, giving the verifier the context it asks
+        for."""
         for _ in range(MAX_RESENDS):
             response = await self._read(sequence)
             if response.WhichOneof("kind") == "verdict":
@@ -124,12 +128,15 @@ class VerifyLease:
         self.call.cancel()
 
     async def _read(self, sequence: Sequence) -> verifier_pb2.VerifyResponse:
-        """Return the next answer to the present cycle; older ones and the opening are passed over."""
+        """Return the next answer to the present cycle.
+
+        Older ones and the opening are passed over.
+        """
         patience_s = self.step_time.timeout_s(self.num_sent)
         try:
             async with asyncio.timeout(patience_s):
                 while True:
-                    response = await self.call.read()
+                    response: verifier_pb2.VerifyResponse = await self.call.read()
                     if response is grpc.aio.EOF:
                         raise await self._lost(None)
                     kind = response.WhichOneof("kind")

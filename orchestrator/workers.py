@@ -100,9 +100,10 @@ class WorkerPool:
     def verifiers(self, target: Target) -> Iterator[Worker]:
         """Yield the ready verifiers that are equal to the target."""
         for worker in self.workers:
-            if worker.role is Role.VERIFIER and worker.is_ready and worker.identity is not None:
-                if worker.identity.is_equal_verifier(target.identity):
-                    yield worker
+            if worker.role is not Role.VERIFIER or not worker.is_ready:
+                continue
+            if worker.identity is not None and worker.identity.is_equal_verifier(target.identity):
+                yield worker
 
     def choose_verifier(self, target: Target, excluded: set[str]) -> Worker | None:
         """Return the least loaded equal verifier outside ``excluded``."""
@@ -122,7 +123,10 @@ class WorkerPool:
         return min(able, key=lambda worker: worker.num_leases, default=None)
 
     def admit_verifier(self, worker: Worker) -> None:
-        """Use a verifier whose identity and files are known; refuse it beside a different one of its name."""
+        """Use a verifier whose identity and files are known.
+
+        Refuse it beside a different one of its name.
+        """
         assert worker.identity is not None
         assert worker.files is not None
         name = worker.identity.name
@@ -143,9 +147,9 @@ class WorkerPool:
     def pair_drafters(self) -> None:
         """Judge every drafter whose identity is known against the targets."""
         for worker in self.workers:
-            if worker.role is Role.DRAFTER and worker.state is not WorkerState.LOST:
-                if worker.binding:
-                    self._pair(worker)
+            known = worker.state is not WorkerState.LOST and worker.binding
+            if worker.role is Role.DRAFTER and known:
+                self._pair(worker)
 
     def _pair(self, worker: Worker) -> None:
         worker.refusals = {
@@ -177,6 +181,12 @@ class WorkerPool:
 
 
 def _differing_fields(one: ModelIdentity, other: ModelIdentity) -> str:
-    fields = ("digests", "tokenizer_probe_digest", "eos_token_ids", "vocab_size")
-    fields += ("max_context_length", "numerics")
+    fields = (
+        "digests",
+        "tokenizer_probe_digest",
+        "eos_token_ids",
+        "vocab_size",
+        "max_context_length",
+        "numerics",
+    )
     return ", ".join(name for name in fields if getattr(one, name) != getattr(other, name))

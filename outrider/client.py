@@ -107,7 +107,7 @@ def generate_request(
         for role, content in prompt:  # type: ignore[misc]
             request.chat.messages.add(role=role, content=content)
     else:
-        request.tokenized.input_ids.extend(prompt)  # type: ignore[arg-type]
+        request.tokenized.input_ids.extend(prompt)
     return request
 
 

@@ -9,8 +9,9 @@ from outrider.v1 import common_pb2 as pb
 class Draft:
     """Tokens proposed for one place in a sequence.
 
-    ``distributions`` holds per token the packed (ids, counts) of ``TokenDistribution``, or is empty for point
-    masses; the orchestrator passes them on as opaque bytes. ``logit_margins`` is per token or empty.
+    ``distributions`` holds per token the packed (ids, counts) of ``TokenDistribution``, or is empty
+    for point masses; the orchestrator passes them on as opaque bytes. ``logit_margins`` is per
+    token or empty.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -43,7 +44,8 @@ class Draft:
 
     @classmethod
     def from_proto(cls, message: pb.Draft) -> "Draft":
-        """Read a message that ``outrider.wire.validate_draft`` found valid, or that is only passed on."""
+        """Read a message that ``outrider.wire.validate_draft`` found valid, or that is only passed
+        on."""
         return cls(
             token_ids=tuple(message.token_ids),
             source=message.source,

@@ -83,10 +83,9 @@ MakeHead = Callable[[int], Head]
 async def host_model(settings: ModelSettings, make_head: MakeHead) -> AsyncIterator[HostedModel]:
     """Load, test and identify the model; the engine is closed on exit.
 
-    Raises: UnsupportedModel if the model cannot work; ValueError or OSError if the files are not usable.
+    Raises: UnsupportedModel if the model cannot work; ValueError or OSError if the files are not
+        usable.
     """
-    if settings.num_threads:
-        torch.set_num_threads(settings.num_threads)
     folder = await asyncio.to_thread(local_folder, settings.model)
     loaded = await asyncio.to_thread(_load, settings, folder)
     files = TokenizerFiles.from_folder(folder)
@@ -139,6 +138,7 @@ def _engine_settings(settings: ModelSettings) -> EngineSettings:
         num_blocks=-(-settings.kv_cache_tokens // block_size),
         max_tokens_per_pass=settings.max_tokens_per_pass,
         prefill_chunk_tokens=settings.prefill_chunk_tokens,
+        threads=settings.num_threads or None,
     )
 
 

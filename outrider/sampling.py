@@ -3,6 +3,7 @@
 import enum
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from outrider.errors import InvalidField
 from outrider.v1 import common_pb2 as pb
@@ -29,6 +30,17 @@ class Mode(enum.Enum):
             raise InvalidField("mode", f"{value} is not a mode") from None
 
 
+OPTIONAL = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "max_tokens",
+    "min_tokens",
+    "skip_special_tokens",
+    "ignore_eos",
+    "seed",
+)
 # Parameters of the schema that are refused unless they hold the value that changes nothing.
 NOT_BUILT: dict[str, object] = {
     "frequency_penalty": 0.0,
@@ -101,11 +113,11 @@ class SamplingParams:
         Raises: InvalidField for a value out of range and, by name, for what is not built.
         """
         refuse_not_built(message)
-        optional = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens")
-        optional += ("skip_special_tokens", "ignore_eos", "seed")
-        values = {name: getattr(message, name) for name in optional if message.HasField(name)}
-        stops = {"stop": tuple(message.stop), "stop_token_ids": tuple(message.stop_token_ids)}
-        return cls(**values, **stops)
+        values: dict[str, Any] = {
+            name: getattr(message, name) for name in OPTIONAL if message.HasField(name)
+        }
+        stop_token_ids = tuple(message.stop_token_ids)
+        return cls(**values, stop=tuple(message.stop), stop_token_ids=stop_token_ids)
 
     def to_proto(self) -> pb.SamplingParams:
         """Return the message with every set value filled in."""
@@ -130,7 +142,7 @@ class SamplingParams:
 def refuse_not_built(message: pb.SamplingParams) -> None:
     """Raise InvalidField for the first parameter that asks for what is not built yet."""
     for name, neutral in NOT_BUILT.items():
-        if message.HasField(name) and getattr(message, name) != neutral:  # type: ignore[arg-type]
+        if message.HasField(name) and getattr(message, name) != neutral:
             raise _invalid(name, f"{getattr(message, name)!r} is not supported")
     if message.logit_bias:
         raise _invalid("logit_bias", "is not supported")

@@ -13,8 +13,8 @@ from verifier_svc.verification import Law, Verification
 class VerifierLease:
     """One sequence's KV and law; knows which ids it was told.
 
-    ``digest`` follows the committed ids that the orchestrator stated, ``cache`` the KV rows that exist; the
-    cache may be shorter at any time, since an idle lease can lose its blocks to others.
+    ``digest`` follows the committed ids that the orchestrator stated, ``cache`` the KV rows that
+    exist; the cache may be shorter at any time, since an idle lease can lose its blocks to others.
     """
 
     engine: Engine
@@ -25,7 +25,8 @@ class VerifierLease:
     digest: PrefixDigest
 
     def holds(self, start: int, prefix_digest: bytes) -> int | None:
-        """Return how many positions the lease can build on if [0, start) is not what it holds, else None."""
+        """Return how many positions the lease can build on if [0, start) is not what it holds,
+        else None."""
         have = min(len(self.digest), self.cache.committed_length)
         if start > have:
             return have
@@ -36,7 +37,8 @@ class VerifierLease:
     ) -> Verification:
         """Run one step: truncate to ``start``, extend by ``token_ids``, check the draft.
 
-        Raises: InvalidField if the ids do not fit the context; CacheTooShort if KV got lost meanwhile.
+        Raises: InvalidField if the ids do not fit the context; CacheTooShort if KV got lost
+            meanwhile.
         """
         base = start + len(token_ids)
         if base > self.max_context_length:

@@ -38,7 +38,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         request_iterator: AsyncIterator[verifier_pb2.VerifyRequest],
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[verifier_pb2.VerifyResponse]:
-        """Open a lease with the first message, answer every step, free the KV when the stream ends."""
+        """Open a lease with the first message, answer every step, free the KV when the stream
+        ends."""
         lease = self._open(await anext(aiter(request_iterator)))
         try:
             incarnation = self.identity.incarnation

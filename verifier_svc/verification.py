@@ -70,7 +70,8 @@ class Verification:
 
 @dataclass(slots=True)
 class VerificationHead:
-    """Decides every verification that a pass finished, and cuts the caches to what was committed."""
+    """Decides every verification that a pass finished, and cuts the caches to what was
+    committed."""
 
     vocab_size: int
     head_size: int

@@ -71,9 +71,7 @@ def up(
     ] = "",
     draft: Annotated[
         str,
-        typer.Option(
-            help="Folder or hub id of a draft model; empty: the demo's, or lookup for another target."
-        ),
+        typer.Option(help="Folder or hub id of a draft model; empty: the demo's."),
     ] = "",
     lookup_only: Annotated[
         bool, typer.Option("--lookup-only", help="Start a drafter without a model.")

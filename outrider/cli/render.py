@@ -18,7 +18,10 @@ LEGEND = "[green]accepted draft[/green], [cyan]bonus[/cyan], [yellow]recovered[/
 
 
 def print_chunk(console: Console, chunk: pb.GenerateChunk) -> None:
-    """Print the pieces of a chunk as they came about; accepted runs are bracketed without colours."""
+    """Print the pieces of a chunk as they came about.
+
+    Accepted runs are bracketed without colours.
+    """
     text = Text()
     bracketed = False
     for piece, origin in zip(chunk.pieces, chunk.origins, strict=True):

@@ -241,7 +241,7 @@ class Engine:
         self._num_rows += plan.num_rows
         self._last_pass_ms, self._last_pass_rows = elapsed_ms, plan.num_rows
         through = []
-        parts = logits.split([part.num_logit_rows for part in slices])
+        parts = torch.split(logits, [part.num_logit_rows for part in slices])
         for (entry, _), rows in zip(chosen, parts, strict=True):
             entry.passes += 1
             entry.compute_ms += elapsed_ms

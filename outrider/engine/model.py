@@ -44,6 +44,7 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {sorted(DTYPES)}, not {dtype!r}")
+    module: Any
     if load_format == "dummy":
         config = AutoConfig.from_pretrained(path)
         with torch.random.fork_rng(devices=[]):
@@ -56,7 +57,8 @@ def load_model(
             dtype=DTYPES[dtype],
             device_map=None,
             **({"gguf_file": gguf_file} if gguf_file else {}),
-        ).to(device)
+        )
+        module.to(device)
     else:
         raise ValueError(f'load_format must be "auto" or "dummy", not {load_format!r}')
     return wrap_model(module, generation=_generation_config(path))

@@ -1,4 +1,4 @@
-"""The compiled CPU kernels: built once per machine with the system's C compiler, loaded by ctypes."""
+"""The compiled CPU kernels: built once per machine with the C compiler, loaded by ctypes."""
 
 import ctypes
 import hashlib
@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,10 +73,10 @@ class Kernels:
 
     name: str
     threads: int
-    linear: ctypes._CFuncPtr
-    rms_norm: ctypes._CFuncPtr
-    kv_write: ctypes._CFuncPtr
-    attention: ctypes._CFuncPtr
+    linear: Callable[..., None]
+    rms_norm: Callable[..., None]
+    kv_write: Callable[..., None]
+    attention: Callable[..., None]
 
 
 def load_kernels(*, threads: int | None = None) -> Kernels:
@@ -107,12 +108,25 @@ def load_kernels(*, threads: int | None = None) -> Kernels:
         function.restype = None
     return Kernels(
         name=LANE_NAMES[library.outrider_lanes()],
-        threads=threads or torch.get_num_threads(),
+        threads=threads or _usable_cpus(),
         linear=linear,
         rms_norm=rms_norm,
         kv_write=kv_write,
         attention=attention,
     )
+
+
+def _usable_cpus() -> int:
+    """OMP_NUM_THREADS where it is set, else the CPUs this process may run on.
+
+    torch.get_num_threads() will not do: the first engine of a process sets it to 1.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _compiled() -> Path:

@@ -27,6 +27,9 @@ class EngineSettings:
     kernels: str = "auto"
     """"auto" (native on a CPU with a C compiler) or "torch"."""
 
+    threads: int | None = None
+    """Threads of the native kernels; None takes OMP_NUM_THREADS or all usable CPUs."""
+
     def __post_init__(self) -> None:
         if self.block_size < 16 or self.block_size % 16:
             raise ValueError(f"block_size must be a multiple of 16, not {self.block_size}")
@@ -38,5 +41,7 @@ class EngineSettings:
             raise ValueError("max_decode_tokens and kv_cache_bytes must be at least 1")
         if self.gather_ms < 0 or not 0 <= self.gather_fraction <= 1:
             raise ValueError("gather_ms must be >= 0 and gather_fraction in [0, 1]")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads must be at least 1, not {self.threads}")
         if self.kernels not in ("auto", "torch"):
             raise ValueError(f'kernels must be "auto" or "torch", not {self.kernels!r}')

@@ -143,6 +143,13 @@ class Bench:
         await self.engine.run(job)
         return job.logits[0]
 
+    async def passes(self, count: int) -> None:
+        """Until the engine has run that many passes."""
+        for _ in range(5000):
+            if self.engine.stats().num_passes >= count:
+                return
+            await asyncio.sleep(0.001)
+
     async def settle(self) -> None:
         """Until what was released has been taken in; then the books must balance."""
         for _ in range(200):

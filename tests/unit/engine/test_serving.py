@@ -150,8 +150,7 @@ async def test_cancel_and_release_free_the_blocks(model: LoadedModel, make_bench
     bench = make_bench(model, max_tokens_per_pass=4)
     cache = bench.open()
     task = asyncio.create_task(bench.feed(cache, random_ids(500)))
-    while bench.engine.stats().num_passes < 2:
-        await asyncio.sleep(0.001)
+    await bench.passes(2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -167,8 +166,7 @@ async def test_cancel_and_release_free_the_blocks(model: LoadedModel, make_bench
 async def test_close_fails_what_is_left(model: LoadedModel, make_bench: Make) -> None:
     bench = make_bench(model, max_tokens_per_pass=2)
     task = asyncio.create_task(bench.feed(bench.open(), random_ids(500)))
-    while bench.engine.stats().num_passes < 2:
-        await asyncio.sleep(0.001)
+    await bench.passes(2)
     await bench.engine.close()
     with pytest.raises(Unavailable):
         await task
