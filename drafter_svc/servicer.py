@@ -86,6 +86,9 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         mode = Mode.from_proto(opening.mode)
         if mode not in MODES:
             raise InvalidField("open.mode", f"{mode.name} is not supported")
+        sampling = SamplingParams.from_proto(opening.sampling)
+        if mode is Mode.COUPLED and sampling.mode is Mode.GREEDY:
+            raise InvalidField("open.mode", f"temperature {sampling.temperature} needs GREEDY")
         if opening.vocab_size == 0:
             raise InvalidField("open.vocab_size", "must be the size of the target's vocabulary")
         source = self._choose(tuple(opening.sources))
@@ -97,7 +100,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         return source, source.open(
             Opening(
                 mode=mode,
-                sampling=SamplingParams.from_proto(opening.sampling),
+                sampling=sampling,
                 noise_key=opening.noise_key,
                 num_prompt_tokens=opening.num_prompt_tokens,
                 vocab_size=opening.vocab_size,

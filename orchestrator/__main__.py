@@ -27,7 +27,10 @@ def build_pool(settings: OrchestratorSettings) -> WorkerPool:
     roles = [(address, Role.VERIFIER) for address in settings.verifier]
     roles += [(address, Role.DRAFTER) for address in settings.drafter]
     return WorkerPool(
-        workers=[Worker(address, role, open_channel(address)) for address, role in roles],
+        workers=[
+            Worker(address, role, open_channel(address), step_time=settings.step_time)
+            for address, role in roles
+        ],
         template_overrides=frozenset(settings.allow_template_difference),
     )
 

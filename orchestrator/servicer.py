@@ -204,7 +204,7 @@ def _receipt(generation: Generation) -> generation_pb2.Receipt:
     drafter = generation.drafter
     if drafter is not None and drafter.identity is not None:
         receipt.drafter.CopyFrom(drafter.identity.to_proto())
-        if drafter.template_overridden:
+        if request.target.identity.name in drafter.overridden_targets:
             receipt.decision = f"{decision}; a chat template difference was overridden"
     return receipt
 

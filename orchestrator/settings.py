@@ -4,6 +4,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from orchestrator.policy import Policy
+from orchestrator.step_time import StepTime
 from outrider.serving.settings import CommaSeparated, ServiceSettings
 
 
@@ -45,6 +46,18 @@ class OrchestratorSettings(ServiceSettings):
         le=10_000,
         description="Milliseconds that a verification may wait for a draft; 0 never waits.",
     )
+    min_step_timeout_s: float = Field(
+        default=5.0,
+        gt=0,
+        le=3600,
+        description="Seconds that a verification may take at least before its verifier is given up.",
+    )
+    step_timeout_factor: float = Field(
+        default=10.0,
+        gt=0,
+        le=1000,
+        description="Verifiers are given up after this many times a verification's expected time.",
+    )
     lookup_on_miss: bool = Field(
         default=True, description="Draft by n-gram lookup where the drafter has nothing ready."
     )
@@ -52,6 +65,11 @@ class OrchestratorSettings(ServiceSettings):
         default=(),
         description="Drafter addresses whose chat template may differ from the target's.",
     )
+
+    @property
+    def step_time(self) -> StepTime:
+        """What is expected of a verifier that has not answered yet; a new one at every call."""
+        return StepTime(self.min_step_timeout_s, self.step_timeout_factor)
 
     @property
     def policy(self) -> Policy:

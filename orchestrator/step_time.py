@@ -1,9 +1,8 @@
 """How long a verification may take before its verifier counts as hung."""
 
+import math
 from dataclasses import dataclass
 
-MIN_STEP_TIMEOUT_S = 5.0
-TIMEOUT_FACTOR = 10.0
 MANY_TOKENS = 64  # from here on a step's time is one of its tokens, below one of its pass
 
 
@@ -12,15 +11,24 @@ class StepTime:
     """What a step is expected to take at one verifier, learned from its verdicts.
 
     Shared by its leases.
+    Raises: ValueError unless every time and the factor are above 0.
     """
 
+    min_timeout_s: float = 5.0
+    timeout_factor: float = 10.0
     s_per_token: float = 0.02
     s_per_pass: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("min_timeout_s", "timeout_factor", "s_per_token", "s_per_pass"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite, not {value}")
 
     def timeout_s(self, num_tokens: int) -> float:
         """Return the patience for a step that feeds this many ids."""
         expected = self.s_per_pass + num_tokens * self.s_per_token
-        return max(MIN_STEP_TIMEOUT_S, TIMEOUT_FACTOR * expected)
+        return max(self.min_timeout_s, self.timeout_factor * expected)
 
     def observe(self, num_tokens: int, elapsed_s: float) -> None:
         """Learn from a verdict, fast when steps get slower and slowly when they get faster."""

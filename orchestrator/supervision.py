@@ -67,12 +67,14 @@ class Supervisor:
         """Learn what the worker is and let the pool judge it."""
         stub = worker_pb2_grpc.WorkerServiceStub(worker.channel)
         answer = await stub.GetIdentity(worker_pb2.GetIdentityRequest(), timeout=CALL_TIMEOUT_S)
+        bound = answer.binding != worker_pb2.WORKER_BINDING_ANY_TARGET
+        files = await fetch_tokenizer(stub) if bound else None
+        # All at once: another worker's admission may judge this one at any await.
         worker.identity = ModelIdentity.from_proto(answer.identity)
+        worker.files = files
         worker.binding = answer.binding
         worker.sources = tuple(answer.sources)
         worker.max_draft_tokens = answer.max_draft_tokens
-        if worker.binding != worker_pb2.WORKER_BINDING_ANY_TARGET:
-            worker.files = await fetch_tokenizer(stub)
         if worker.role is Role.VERIFIER:
             if worker.binding != worker_pb2.WORKER_BINDING_TARGET:
                 raise ValueError("the worker is not a verifier")

@@ -104,11 +104,16 @@ class VerifyLease:
             step.draft.CopyFrom(draft.to_proto())
         self.sent_at = time.monotonic()
         self.num_sent = len(step.token_ids) + len(draft)
+        patience_s = self.step_time.timeout_s(self.num_sent)
         try:
-            if not self.opening_sent:
-                self.opening_sent = True
-                await self.call.write(verifier_pb2.VerifyRequest(open=self.opening))
-            await self.call.write(verifier_pb2.VerifyRequest(step=step))
+            # A peer that does not read blocks the write as soon as its window is full.
+            async with asyncio.timeout(patience_s):
+                if not self.opening_sent:
+                    self.opening_sent = True
+                    await self.call.write(verifier_pb2.VerifyRequest(open=self.opening))
+                await self.call.write(verifier_pb2.VerifyRequest(step=step))
+        except TimeoutError:
+            raise VerifierLost(f"the step was not taken within {patience_s:.1f} s") from None
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise await self._lost(error) from None
 
@@ -151,7 +156,7 @@ class VerifyLease:
 
     def _accept(self, sequence: Sequence, draft: Draft, verdict: verifier_pb2.Verdict) -> Verdict:
         elapsed_s = time.monotonic() - self.sent_at
-        self.step_time.observe(self.num_sent, elapsed_s)
+        self.step_time.observe(self.num_sent - verdict.cached_tokens, elapsed_s)
         num_accepted = len(verdict.accepted_nodes)
         chain = list(verdict.accepted_nodes) == list(range(num_accepted))
         origin = ORIGINS.get(verdict.next_token_kind)

@@ -49,7 +49,7 @@ class Worker:
     sources: tuple[str, ...] = ()
     max_draft_tokens: int = 0
     num_leases: int = 0
-    template_overridden: bool = False
+    overridden_targets: set[str] = field(default_factory=set)  # names; their templates differ
     refusals: dict[str, str] = field(default_factory=dict)  # by target name; "" is a fit
     step_time: StepTime = field(default_factory=StepTime)
 
@@ -152,6 +152,7 @@ class WorkerPool:
                 self._pair(worker)
 
     def _pair(self, worker: Worker) -> None:
+        worker.overridden_targets = set()
         worker.refusals = {
             name: self.mismatch(target, worker) for name, target in self.targets.items()
         }
@@ -174,8 +175,9 @@ class WorkerPool:
         sides = (target.files, target.identity, worker.files, worker.identity)
         found = tokenizer_differences(*sides)
         template = template_differences(*sides)
-        worker.template_overridden = bool(template) and worker.address in self.template_overrides
-        if not worker.template_overridden:
+        if template and worker.address in self.template_overrides:
+            worker.overridden_targets.add(target.identity.name)
+        else:
             found += template
         return "; ".join(found)
 

@@ -1,5 +1,6 @@
 """Fixtures that more than one kind of test needs."""
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -15,3 +16,9 @@ def log_events() -> Iterator[list[dict[str, object]]]:
     structlog.configure(processors=[structlog.contextvars.merge_contextvars, capture])
     yield capture.entries
     structlog.configure(**before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quiet_log() -> None:
+    """Keep the services' own log lines out of test reports; warnings and errors stay."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))

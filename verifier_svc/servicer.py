@@ -59,9 +59,11 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         mode = Mode.from_proto(opening.mode)
         if mode not in MODES:
             raise InvalidField("open.mode", f"{mode.name} is not supported")
+        sampling = SamplingParams.from_proto(opening.sampling)
+        if mode is Mode.COUPLED and sampling.mode is Mode.GREEDY:
+            raise InvalidField("open.mode", f"temperature {sampling.temperature} needs GREEDY")
         if self.num_leases >= self.max_sequences:
             raise ResourceExhausted(f"all {self.max_sequences} leases of this verifier are open")
-        sampling = SamplingParams.from_proto(opening.sampling)
         self.num_leases += 1
         return VerifierLease(
             engine=self.engine,
@@ -136,7 +138,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             next_token_kind=kind,
             cache_length=job.base + decision.num_accepted,
             invalid_draft=invalid,
-            cached_tokens=finished.cached_tokens,
+            cached_tokens=max(finished.cached_tokens - job.begin, 0),
             queue_ms=finished.queue_ms,
             compute_ms=finished.compute_ms,
             rows_in_pass=finished.rows_in_pass,

@@ -7,7 +7,7 @@ import torch
 
 from outrider.engine.native import TYPE_CODES, Attention, Kernels, Slab
 from outrider.engine.plan import StepPlan
-from outrider.engine.pool import LayerSlab, lengths, table_of
+from outrider.engine.pool import LayerSlab, lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def attend_slab(
     parts = []
     for n, end in enumerate(lengths(plan)):
         a, b = int(plan.starts[n]), int(plan.starts[n + 1])
-        keys, values = slab.read(table_of(plan, n, device=query.device), int(end))
+        keys, values = slab.read(plan.block_tables[n], int(end))
         parts.append(attend_torch(query[0, :, a:b], keys, values, int(plan.past[n]), shape=shape))
     return torch.cat(parts)[None]
 

@@ -227,6 +227,8 @@ class Engine:
                 slices, block_size=self.settings.block_size, device=self.model.device
             )
             logits = self._packed.forward(plan, self._pool)
+            if self.model.device.type == "cuda":  # else the clock would stop before the GPU does
+                torch.cuda.synchronize(self.model.device)
         except Exception as error:
             if len(chosen) == 1:
                 self._fail(chosen[0][0], error)

@@ -33,13 +33,14 @@ def load_model(
     path: str,
     *,
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
-    device: Literal["cpu", "cuda"] = "cpu",
+    device: str = "cpu",
     load_format: Literal["auto", "dummy"] = "auto",
     seed: int = 0,
     gguf_file: str | None = None,
 ) -> LoadedModel:
     """The model in a folder; ``dummy`` takes config.json alone and draws its weights from ``seed``.
 
+    Drawn weights are the same for equal config, seed, dtype and model of device.
     Raises: ValueError for an unknown dtype or load format; OSError if files are missing.
     """
     if dtype not in DTYPES:
@@ -47,10 +48,12 @@ def load_model(
     module: Any
     if load_format == "dummy":
         config = AutoConfig.from_pretrained(path)
-        with torch.random.fork_rng(devices=[]):
+        where = torch.device(device)
+        forked = [] if where.type == "cpu" else [where]
+        # Built and drawn where it will run: billions of numbers take minutes on a CPU.
+        with torch.random.fork_rng(devices=forked), where:
             torch.manual_seed(seed)
             module = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
-        module.to(device)
     elif load_format == "auto":
         module = AutoModelForCausalLM.from_pretrained(
             path,

@@ -26,7 +26,8 @@ class StepPlan:
     """The immutable description of one packed pass over n sequences and T rows.
 
     Shapes: input_ids, position_ids [1, T] int64; slots [T] int64 (block * block_size + offset);
-    starts [n + 1], past [n], tables [n, longest table] int32; logit_rows [R] int64.
+    starts [n + 1], past [n], tables [n, longest table] int32; logit_rows [R] int64; block_tables as
+    tables, int64 on the device: a copy per layer and sequence would wait for the GPU each time.
     """
 
     input_ids: torch.Tensor
@@ -36,6 +37,7 @@ class StepPlan:
     past: np.ndarray
     tables: np.ndarray
     logit_rows: torch.Tensor
+    block_tables: torch.Tensor
 
     @property
     def num_sequences(self) -> int:
@@ -81,4 +83,5 @@ class StepPlan:
             past=past,
             tables=tables,
             logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
+            block_tables=torch.as_tensor(tables.astype(np.int64), device=device),
         )

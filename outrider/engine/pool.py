@@ -99,10 +99,7 @@ def gather(slab: LayerSlab, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]
 
     Shapes: keys [1, heads, sum of lengths, dk], values [1, heads, sum of lengths, dv].
     """
-    parts = [
-        slab.read(table_of(plan, n, device=slab.keys.device), int(end))
-        for n, end in enumerate(lengths(plan))
-    ]
+    parts = [slab.read(plan.block_tables[n], int(end)) for n, end in enumerate(lengths(plan))]
     keys, values = zip(*parts, strict=True)
     return torch.cat(keys, dim=1)[None], torch.cat(values, dim=1)[None]
 
@@ -110,7 +107,3 @@ def gather(slab: LayerSlab, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]
 def lengths(plan: StepPlan) -> np.ndarray:
     """Positions that each sequence has after the pass, [n] int32."""
     return plan.past + np.diff(plan.starts)
-
-
-def table_of(plan: StepPlan, n: int, *, device: torch.device) -> torch.Tensor:
-    return torch.as_tensor(plan.tables[n].astype(np.int64), device=device)

@@ -24,6 +24,19 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 RELEASE_S = 5.0
 
 
+class _LateRegistration:
+    """Takes servicers after the start: by generic handlers, which the server allows then."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        self._server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, service_name: str, handlers: object) -> None:
+        """Only an optimisation of what the generic handlers do; impossible after the start."""
+
+
 class ServiceServer:
     """Answers health from the start, RPCs between ``ready`` and ``drain``.
 
@@ -72,7 +85,7 @@ class ServiceServer:
 
     async def ready(self, register: Register) -> None:
         """Add the servicers and turn health to SERVING."""
-        register(self._server)
+        register(_LateRegistration(self._server))
         self._gate.open()
         for name in ("", *self._service_names):
             await self._health.set(name, SERVING)

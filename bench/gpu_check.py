@@ -1,0 +1,306 @@
+"""Check and measure a model of random weights on this machine's GPU: no weights, no network.
+
+``python -m bench.gpu_check``: an 8B shape on CUDA, a tiny one where there is none.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.parity import TEMPERATURE, Comparer, Comparison
+from bench.probe import Probe, Prober, median
+from bench.report import FOLDER, print_table, write_report
+from bench.shapes import PAIRS, Pair, write_model
+from outrider.cli.pairing import wait_paired
+from outrider.cli.stack import StackError, StackOptions, run_stack
+from outrider.client import Client
+from outrider.sampling import Mode
+from outrider.serving.channel import open_channel
+from outrider.v1 import common_pb2
+from outrider.v1 import generation_pb2 as pb
+
+NUM_ROWS = (1, 2, 4, 8, 16)
+NUM_SEQUENCES = (8, 32)
+NUM_STREAMS = (1, 8)
+DRAFT_LENGTHS = (4, 8)
+UNRELATED, SAME = "unrelated", "same weights"
+# A margin that rounding overturned lies within what other rows were seen to change, with room for
+# the changes that a few hundred samples do not show.
+SAFETY = 3.0
+# Two models of one shape draw the same weights from one seed.
+TARGET_SEED, UNRELATED_SEED = 0, 1
+DRAFT_WAIT_MS = 10_000  # no cycle goes without its draft
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is generated; tokens of a prompt, probed steps, steps not counted, output tokens."""
+
+    num_prompt_tokens: int
+    num_steps: int
+    num_warm_up: int
+    num_tokens: int
+
+
+EFFORTS = {"8b": Effort(64, 40, 8, 48), "tiny": Effort(24, 16, 4, 24)}
+
+
+@dataclass(slots=True)
+class Findings:
+    """Everything that was measured."""
+
+    numerics: common_pb2.Numerics = field(default_factory=common_pb2.Numerics)
+    probe: Probe = field(default_factory=Probe)
+    comparisons: list[Comparison] = field(default_factory=list)
+    ready_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def margin_limit(self) -> float:
+        """The largest lead in logits that rounding may overturn; 0 where rows are invariant."""
+        return 0.0 if self.numerics.row_invariant else SAFETY * self.probe.largest_change
+
+    @property
+    def failures(self) -> list[str]:
+        """What breaks a promise, in words."""
+        found = [
+            f"{c.drafter}, {c.mode.name.lower()}, {c.num_streams} streams, K = "
+            f"{c.num_draft_tokens}: ids differ beyond rounding, or nothing was drafted"
+            for c in self.comparisons
+            if not c.is_ok
+        ]
+        probe = self.probe
+        if self.numerics.row_invariant and probe.largest_change > 0:
+            found.append("the verifier claims invariant rows, but a margin depends on other rows")
+        if median(probe.changes) > median(probe.margins):
+            found.append("rounding moves margins by more than the margins themselves")
+        guessed = [c for c in self.comparisons if c.drafter == SAME]
+        if self.numerics.row_invariant and any(c.acceptance_rate < 1 for c in guessed):
+            found.append("a drafter with the target's own weights was rejected")
+        return found
+
+    def acceptance_rate(self, drafter: str) -> float:
+        """Accepted over verified draft tokens of all comparisons with this drafter."""
+        mine = [c for c in self.comparisons if c.drafter == drafter]
+        return sum(c.num_accepted for c in mine) / max(sum(c.num_verified for c in mine), 1)
+
+    def per_cycle(self, name: str) -> list[float]:
+        """Return ``overhead_ms`` or ``network_ms`` of every request that ran alone."""
+        alone = [c for c in self.comparisons if c.num_streams == 1]
+        return [value for c in alone for value in getattr(c, name)]
+
+    def summary(self) -> dict[str, float]:
+        """Return the figures that are compared from run to run."""
+        differences = [each for c in self.comparisons for each in c.differences]
+        return {
+            "parity_ok": int(not self.failures),
+            "row_invariant": int(self.numerics.row_invariant),
+            "num_outputs": sum(c.num_streams for c in self.comparisons),
+            "num_outputs_equal": sum(c.num_equal for c in self.comparisons),
+            "num_outputs_rounding": sum(each.is_promised for each in differences),
+            "acceptance_same_weights": self.acceptance_rate(SAME),
+            "acceptance_unrelated": self.acceptance_rate(UNRELATED),
+            "margin_p50": median(self.probe.margins),
+            "margin_change_max": self.probe.largest_change,
+            **{f"pass_ms_{n}": median(ms) for n, ms in self.probe.pass_ms.items()},
+            **{
+                f"pass_ms_{n}_sequences": median(ms)
+                for n, ms in self.probe.sequences_pass_ms.items()
+            },
+            "cycle_overhead_ms_p50": median(self.per_cycle("overhead_ms")),
+            "cycle_network_ms_p50": median(self.per_cycle("network_ms")),
+            "ready_s": max(self.ready_s.values()),
+        }
+
+    def details(self) -> dict[str, object]:
+        """Return the figures behind the summary."""
+        return {
+            "numerics": {
+                name: getattr(self.numerics, name) for name in ("dtype", "device", "kernels")
+            },
+            "failures": self.failures,
+            "ready_s": self.ready_s,
+            "margin_changes": self.probe.changes,
+            "comparisons": [
+                {
+                    "drafter": c.drafter,
+                    "mode": c.mode.name.lower(),
+                    "num_streams": c.num_streams,
+                    "num_draft_tokens": c.num_draft_tokens,
+                    "acceptance_rate": c.acceptance_rate,
+                    "num_cycles": c.num_cycles,
+                    "num_cycles_saved": c.num_cycles_saved,
+                    "differences": [[d.position, d.margin, d.is_promised] for d in c.differences],
+                }
+                for c in self.comparisons
+            ],
+        }
+
+
+async def check(
+    pair: Pair, effort: Effort, *, device: str, dtype: str, log_folder: Path
+) -> Findings:
+    """Run everything with an unrelated drafter, then the comparison with one that always agrees.
+
+    Raises: StackError if a service does not come up.
+    """
+    findings = Findings()
+    with tempfile.TemporaryDirectory(prefix="outrider-shapes-") as name:
+        target = write_model(Path(name) / "target", pair.target)
+        draft = write_model(Path(name) / "draft", pair.draft)
+        drafters = {UNRELATED: (draft, UNRELATED_SEED), SAME: (target, TARGET_SEED)}
+        for drafter, (folder, seed) in drafters.items():
+            options = StackOptions(
+                verifier_flags=[_flags(target, TARGET_SEED, device=device, dtype=dtype)],
+                drafter_flags=[_flags(folder, seed, device=device, dtype=dtype)],
+                orchestrator_flags=(f"--draft-wait-ms={DRAFT_WAIT_MS}",),
+                log_folder=log_folder,
+            )
+            began = time.monotonic()
+            async with run_stack(options) as stack, Client(stack.orchestrator.address) as client:
+                findings.numerics = _numerics(await wait_paired(client))
+                findings.ready_s[drafter] = time.monotonic() - began
+                channel = open_channel(stack.verifiers[0].address)
+                prober = Prober(
+                    channel,
+                    vocab_size=pair.target.vocab_size,
+                    num_prompt_tokens=effort.num_prompt_tokens,
+                    num_steps=effort.num_steps,
+                    num_warm_up=effort.num_warm_up,
+                )
+                try:
+                    if not findings.probe.changes:
+                        findings.probe = await prober.run(NUM_ROWS, NUM_SEQUENCES)
+                    comparer = Comparer(
+                        client,
+                        channel,
+                        drafter=drafter,
+                        prompts=[prober.prompt(100 + i) for i in range(max(NUM_STREAMS))],
+                        num_tokens=effort.num_tokens,
+                        margin_limit=findings.margin_limit,
+                    )
+                    for mode in (Mode.GREEDY, Mode.COUPLED):
+                        for num_streams in NUM_STREAMS:
+                            findings.comparisons += await comparer.run(
+                                mode, num_streams=num_streams, lengths=DRAFT_LENGTHS
+                            )
+                finally:
+                    await channel.close()
+    return findings
+
+
+def _flags(folder: Path, seed: int, *, device: str, dtype: str) -> tuple[str, ...]:
+    flags = (f"--model={folder}", "--load-format=dummy", f"--dummy-seed={seed}")
+    return (*flags, f"--device={device}", f"--dtype={dtype}")
+
+
+def _numerics(workers: Sequence[pb.WorkerInfo]) -> common_pb2.Numerics:
+    for worker in workers:
+        if worker.state != "ready":
+            raise StackError(f"{worker.role} {worker.address} is {worker.state}: {worker.reason}")
+    return next(worker.identity.numerics for worker in workers if worker.role == "verifier")
+
+
+def print_findings(findings: Findings, title: str) -> None:
+    """Print what a person wants to see."""
+    numerics, probe = findings.numerics, findings.probe
+    rows = [(f"1 sequence, {n} rows", ms) for n, ms in probe.pass_ms.items()]
+    rows += [(f"{n} sequences, 1 row each", ms) for n, ms in probe.sequences_pass_ms.items()]
+    alone = median(probe.pass_ms[1])
+    print_table(
+        f"{title}: one pass of the target ({numerics.dtype}, {numerics.kernels})",
+        ("pass", "passes", "median ms", "of one row"),
+        [(n, str(len(ms)), f"{median(ms):.2f}", f"{median(ms) / alone:.2f}") for n, ms in rows],
+    )
+    print_table(
+        "speculation against target-only",
+        ("drafter", "mode", "streams", "K", "equal", "differs at (margin)", "accepted", "saved"),
+        [
+            (
+                c.drafter,
+                c.mode.name.lower(),
+                str(c.num_streams),
+                str(c.num_draft_tokens),
+                f"{c.num_equal}/{c.num_streams}",
+                ", ".join(
+                    f"{d.position} ({d.margin:.3g}{'' if d.is_promised else ', FAILS'})"
+                    for d in c.differences
+                )
+                or "-",
+                f"{c.acceptance_rate:.1%}",
+                str(c.num_cycles_saved),
+            )
+            for c in findings.comparisons
+        ],
+    )
+    print_table(
+        "beyond the passes, per cycle of one stream in ms (median of requests)",
+        ("what", "requests", "ms"),
+        [
+            (what, str(len(values)), f"{median(values):.2f}")
+            for what, values in (
+                ("wall - verify - draft", findings.per_cycle("overhead_ms")),
+                ("network", findings.per_cycle("network_ms")),
+            )
+        ],
+    )
+    if numerics.row_invariant:
+        print("promised: equal ids, since a row's bits do not depend on the other rows of a pass")
+    else:
+        print(
+            f"promised: equal ids up to a token whose lead is at most {findings.margin_limit:.3g} "
+            f"logits (coupled: {findings.margin_limit / TEMPERATURE:.3g}), since other rows in a "
+            f"pass were seen to move a lead by {probe.largest_change:.3g}"
+        )
+    for failure in findings.failures:
+        print(f"FAILED: {failure}")
+
+
+def cuda_name() -> str:
+    """Return the name of the GPU; empty where torch sees none."""
+    import torch  # takes seconds, and who names a device need not ask
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+
+
+def main() -> int:
+    """Parse flags and run; the exit code is 1 if a promise is broken or a service fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", help="cpu, cuda or cuda:N; by default cuda where there is one")
+    parser.add_argument("--shape", choices=sorted(PAIRS), help="by default 8b on cuda, else tiny")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the report goes")
+    parser.add_argument("--timeout-s", type=float, default=460.0, help="give up after this long")
+    arguments = parser.parse_args()
+    device = arguments.device or ("cuda" if cuda_name() else "cpu")
+    shape = arguments.shape or ("tiny" if device == "cpu" else "8b")
+
+    async def run() -> Findings:
+        async with asyncio.timeout(arguments.timeout_s):
+            return await check(
+                PAIRS[shape],
+                EFFORTS[shape],
+                device=device,
+                dtype=arguments.dtype,
+                log_folder=arguments.folder / "gpu_check_logs",
+            )
+
+    began = time.monotonic()
+    try:
+        findings = asyncio.run(run())
+    except (StackError, TimeoutError) as error:
+        print(f"FAILED: {error or 'not done in time'}", file=sys.stderr)
+        return 1
+    print_findings(findings, f"{shape} on {device}")
+    details = {"shape": shape, "device": device, **findings.details()}
+    summary = {**findings.summary(), "total_s": time.monotonic() - began}
+    print(write_report("gpu_check", summary, details, arguments.folder))
+    return 1 if findings.failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,31 @@
+"""The demo models as services in this process."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from drafter_svc.__main__ import open_drafter
+from drafter_svc.settings import DrafterSettings
+from outrider.checkpoints import prepare
+from outrider.serving.server import Register
+from verifier_svc.__main__ import open_verifier
+from verifier_svc.settings import VerifierSettings
+
+Opener = Callable[[], AbstractAsyncContextManager[Register]]
+
+
+def target(dtype: str = "bfloat16") -> Opener:
+    """A verifier of the demo target."""
+    settings = VerifierSettings(model=str(prepare().target), dtype=dtype)
+    return lambda: open_verifier(settings)
+
+
+def untrained_draft(dtype: str = "bfloat16") -> Opener:
+    """A drafter of six of the target's layers, which guesses badly."""
+    settings = DrafterSettings(model=str(prepare().draft), dtype=dtype)
+    return lambda: open_drafter(settings)
+
+
+def self_draft(dtype: str = "bfloat16") -> Opener:
+    """A drafter that runs the target itself, which always guesses right."""
+    settings = DrafterSettings(model=str(prepare().target), dtype=dtype)
+    return lambda: open_drafter(settings)

@@ -1,0 +1,137 @@
+"""On the default (bf16, row-invariant kernels) speculation changes no token.
+
+Every draft source, every draft length, alone and in a batch, cold and on a prefix hit, greedy and
+coupled.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+import pytest_asyncio
+
+from bench.questions import load_questions
+from outrider.client import Output, generate_request
+from outrider.sampling import SamplingParams
+from tests.cluster import Cluster, cluster
+from tests.real.models import target, untrained_draft
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
+
+BATCH = 8
+PROMPTS = [question.text[:400] for question in load_questions(BATCH)]
+LAWS = {
+    "greedy": {"temperature": 0.0},
+    "coupled": {"temperature": 0.8, "top_p": 0.95, "seed": 20_240_607},
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def services() -> AsyncIterator[Cluster]:
+    """Target, and a drafter with an untrained model and lookup."""
+    async with cluster(
+        verifiers=[target()], drafters=[untrained_draft()], draft_wait_ms=10_000
+    ) as running:
+        numerics = running.workers[0].identity.numerics
+        assert numerics.dtype == "bfloat16"
+        assert numerics.row_invariant
+        yield running
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[tuple[str, int], list[list[int]]]:
+    """Target-only outputs by law and length; filled by the first test that asks."""
+    return {}
+
+
+async def run(
+    services: Cluster, law: str, prompts: Sequence[str], *, max_tokens: int, salt: str, **how: object
+) -> list[Output]:
+    """Answer all prompts at once."""
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **LAWS[law])
+    requests = [
+        # A salt each: the prompts begin alike, and a cold prompt must not find its neighbour's.
+        generate_request([("user", prompt)], sampling, cache_salt=f"{salt}-{index}", **how)
+        for index, prompt in enumerate(prompts)
+    ]
+    return list(await asyncio.gather(*map(services.client.generate, requests)))
+
+
+def ids(outputs: Sequence[Output]) -> list[list[int]]:
+    """The token ids."""
+    return [output.token_ids for output in outputs]
+
+
+async def check(
+    services: Cluster,
+    plain: dict[tuple[str, int], list[list[int]]],
+    law: str,
+    *,
+    source: str,
+    num_draft_tokens: int,
+    max_tokens: int,
+) -> None:
+    """Compare with target-only: one stream cold and warm, then all streams cold and warm."""
+    key = (law, max_tokens)
+    if key not in plain:
+        plain[key] = ids(
+            await run(services, law, PROMPTS, max_tokens=max_tokens, salt="plain", target_only=True)
+        )
+    how = {"sources": [source], "num_draft_tokens": num_draft_tokens, "max_tokens": max_tokens}
+    salt = f"{law}-{source}-{num_draft_tokens}-{max_tokens}"
+    for prompts in (PROMPTS[:1], PROMPTS):
+        cold = await run(services, law, prompts, salt=f"{salt}-{len(prompts)}", **how)
+        warm = await run(services, law, prompts, salt=f"{salt}-{len(prompts)}", **how)
+        expected = plain[key][: len(prompts)]
+        assert ids(cold) == expected
+        assert ids(warm) == expected
+        assert all(output.complete.cached_tokens == 0 for output in cold)
+        assert all(output.complete.cached_tokens > 0 for output in warm)
+        if source == "model":
+            assert all(output.complete.receipt.num_draft_tokens > 0 for output in warm)
+
+
+async def test_target_only_is_the_same_alone_in_a_batch_and_on_a_prefix_hit(
+    services: Cluster,
+) -> None:
+    for law in LAWS:
+        how = {"max_tokens": 12, "target_only": True}
+        batch = ids(await run(services, law, PROMPTS, salt=f"only-{law}", **how))
+        again = ids(await run(services, law, PROMPTS, salt=f"only-{law}", **how))
+        alone = [
+            ids(await run(services, law, [prompt], salt=f"alone-{law}-{index}", **how))[0]
+            for index, prompt in enumerate(PROMPTS)
+        ]
+        assert batch == again == alone
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(("source", "num_draft_tokens"), [("model", 3), ("ngram", 8)])
+async def test_no_draft_changes_a_token(
+    services: Cluster,
+    plain: dict[tuple[str, int], list[list[int]]],
+    law: str,
+    source: str,
+    num_draft_tokens: int,
+) -> None:
+    await check(
+        services, plain, law, source=source, num_draft_tokens=num_draft_tokens, max_tokens=10
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("source", ["model", "ngram"])
+@pytest.mark.parametrize("num_draft_tokens", range(1, 9))
+async def test_no_draft_of_any_length_changes_a_token(
+    services: Cluster,
+    plain: dict[tuple[str, int], list[list[int]]],
+    law: str,
+    source: str,
+    num_draft_tokens: int,
+) -> None:
+    await check(
+        services, plain, law, source=source, num_draft_tokens=num_draft_tokens, max_tokens=8
+    )

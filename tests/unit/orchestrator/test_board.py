@@ -1,0 +1,75 @@
+"""A block leaves the board for the one sequence it fits, or counted as discarded."""
+
+import asyncio
+
+import pytest
+
+from orchestrator.board import DraftBlock, DraftBoard
+from outrider.draft import Draft
+
+BASE = [1, 2, 3]
+
+
+def block(path: tuple[int, ...], *draft: int, base: int = 3) -> DraftBlock:
+    return DraftBlock(base, path, Draft(draft, "model"))
+
+
+def board(*blocks: DraftBlock) -> DraftBoard:
+    made = DraftBoard()
+    for each in blocks:
+        made.post(each)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("posted", "after", "taken", "discarded"),
+    [
+        pytest.param([], [], None, 0, id="empty board"),
+        pytest.param([block((), 7, 8)], [], (7, 8), 0, id="of the sequence itself"),
+        pytest.param([block((4, 5), 7, 8)], [4, 5], (7, 8), 0, id="guess came true"),
+        pytest.param([block((4, 5), 7, 8)], [4, 6], None, 2, id="guess was wrong"),
+        pytest.param([block((4, 5), 7, 8)], [4], None, 0, id="still may come true"),
+        pytest.param([block((4,), 7, 8)], [4, 7], None, 2, id="outgrown"),
+        pytest.param([block((4,), 7), block((5,), 8, 9)], [5], (8, 9), 1, id="two outcomes"),
+        pytest.param([block((4,), 7), block((4,), 8)], [4], (8,), 1, id="the later replaces"),
+        pytest.param([block((4,))], [4], None, 0, id="an empty block is none"),
+        pytest.param([block((3, 4), 7, base=2)], [4], (7,), 0, id="older base, same ids"),
+        pytest.param([block((9, 4), 7, base=2)], [4], None, 1, id="older base, other ids"),
+    ],
+)
+def test_take(posted, after, taken, discarded):
+    made = board(*posted)
+    draft = made.take([*BASE, *after])
+    assert (None if draft is None else draft.token_ids) == taken
+    assert made.num_discarded_tokens == discarded
+
+
+def test_a_draft_is_taken_once():
+    made = board(block((), 7, 8))
+    assert made.take(BASE) is not None
+    assert made.take(BASE) is None
+
+
+def test_clearing_counts_what_was_never_used():
+    made = board(block((4,), 7), block((5, 6), 8, 9))
+    made.clear()
+    made.clear()
+    assert made.num_discarded_tokens == 3
+    assert made.take([*BASE, 4]) is None
+
+
+@pytest.mark.parametrize("wake", ["post", "empty post", "wake"])
+async def test_who_waits_is_woken(wake):
+    made = board(block((4,), 7))
+    waiting = asyncio.create_task(made.wait())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not waiting.done(), "an earlier post must not wake a later wait"
+    match wake:
+        case "post":
+            made.post(block((), 7))
+        case "empty post":
+            made.post(block(()))
+        case "wake":
+            made.wake()
+    await asyncio.wait_for(waiting, 1)

@@ -1,0 +1,94 @@
+"""What a client asks of speculation, what the operator allows, and what comes of both."""
+
+import pytest
+
+from orchestrator.policy import ConstantLength, Policy, SpeculationOptions
+from outrider.errors import InvalidField
+
+POLICY = Policy(sources=("model",), num_draft_tokens=4, max_draft_tokens=8, draft_wait_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "sources", "length", "lookup"),
+    [
+        pytest.param(POLICY, SpeculationOptions(), ("model",), 4, True, id="defaults"),
+        pytest.param(
+            POLICY, SpeculationOptions(num_draft_tokens=8), ("model",), 8, True, id="longest"
+        ),
+        pytest.param(
+            POLICY, SpeculationOptions(num_draft_tokens=1), ("model",), 1, True, id="shortest"
+        ),
+        pytest.param(
+            POLICY,
+            SpeculationOptions(sources=("other", "model")),
+            ("other", "model"),
+            4,
+            False,
+            id="a client that names its sources gets no lookup beside them",
+        ),
+        pytest.param(
+            POLICY, SpeculationOptions(sources=("ngram",)), ("ngram",), 4, True, id="lookup asked"
+        ),
+        pytest.param(
+            Policy(lookup_on_miss=False), SpeculationOptions(), (), 4, False, id="no lookup"
+        ),
+        pytest.param(
+            Policy(lookup_on_miss=False),
+            SpeculationOptions(sources=("ngram",)),
+            ("ngram",),
+            4,
+            True,
+            id="no lookup unless asked for",
+        ),
+    ],
+)
+def test_a_plan_that_speculates(policy, options, sources, length, lookup):
+    plan = policy.plan(options)
+    assert plan.speculates
+    assert plan.decision == "on"
+    assert plan.sources == sources
+    assert [plan.num_draft_tokens(cycle) for cycle in (0, 1, 1000)] == [length] * 3
+    assert plan.lookup is lookup
+    assert plan.draft_wait_s == policy.draft_wait_s
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "decision"),
+    [
+        (POLICY, SpeculationOptions(target_only=True), "target_only_requested"),
+        (Policy(num_draft_tokens=0), SpeculationOptions(), "policy_target_only"),
+    ],
+)
+def test_a_plan_that_does_not(policy, options, decision):
+    plan = policy.plan(options)
+    assert not plan.speculates
+    assert plan.decision == decision
+    assert plan.num_draft_tokens(1) == 0
+    assert not plan.lookup
+    assert plan.draft_wait_s == 0
+
+
+def test_a_client_may_speculate_where_the_policy_does_not():
+    plan = Policy(num_draft_tokens=0).plan(SpeculationOptions(num_draft_tokens=2))
+    assert plan.speculates
+    assert plan.num_draft_tokens == ConstantLength(2)
+
+
+@pytest.mark.parametrize("wanted", [0, 9, 2**32 - 1])
+def test_a_length_out_of_range_is_refused_with_the_range(wanted):
+    with pytest.raises(InvalidField, match=rf"{wanted} is outside \[1, 8\]") as refused:
+        POLICY.plan(SpeculationOptions(num_draft_tokens=wanted))
+    assert refused.value.field == "speculation.num_draft_tokens"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SpeculationOptions(target_only=True, sources=("model",)),
+        SpeculationOptions(target_only=True, num_draft_tokens=2),
+    ],
+)
+def test_target_only_excludes_what_contradicts_it(options):
+    with pytest.raises(InvalidField) as refused:
+        POLICY.plan(options)
+    assert refused.value.field == "speculation.target_only"

@@ -1,0 +1,149 @@
+"""Where an output ends, and which text is certain before it does."""
+
+import itertools
+
+import pytest
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
+
+from orchestrator.sequence import End, FinishReason
+from orchestrator.transcript import Delivery, Transcript
+from orchestrator.verdict import CommittedToken, Origin
+from outrider.text import StopMatcher, TextStream
+
+WORDS = ["a", "b", "c", "ab", "bc", "<eos>"]
+EOS = WORDS.index("<eos>")
+
+
+def transcript(
+    *, stop: tuple[str, ...] = (), stop_ids: tuple[int, ...] = (EOS,), longest: int = 100
+) -> Transcript:
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="a"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<eos>"])
+    stream = TextStream(tokenizer, skip_special_tokens=True, special_ids=frozenset([EOS]))
+    return Transcript(stream, StopMatcher(stop), frozenset(stop_ids), longest)
+
+
+def take(one: Transcript, words: list[str]) -> Delivery:
+    return one.take([CommittedToken(WORDS.index(word), Origin.ONLY) for word in words])
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "delivered", "text", "end"),
+    [
+        pytest.param({}, ["a", "b"], 2, "ab", None, id="no end"),
+        pytest.param({}, [], 0, "", None, id="nothing"),
+        pytest.param(
+            {}, ["a", "<eos>", "b"], 2, "a", End(FinishReason.STOP, token_id=EOS), id="eos"
+        ),
+        pytest.param(
+            {"stop_ids": (EOS, 1)},
+            ["a", "b", "c"],
+            2,
+            "a",
+            End(FinishReason.STOP, token_id=1),
+            id="a stop id's own text is left out",
+        ),
+        pytest.param({"stop_ids": ()}, ["a", "<eos>", "b"], 3, "ab", None, id="eos ignored"),
+        pytest.param(
+            {"stop": ("bc",)},
+            ["a", "b", "c", "a"],
+            3,
+            "a",
+            End(FinishReason.STOP, stop="bc"),
+            id="stop string over two tokens",
+        ),
+        pytest.param(
+            {"stop": ("b",)},
+            ["a", "ab", "c"],
+            2,
+            "aa",
+            End(FinishReason.STOP, stop="b"),
+            id="stop string inside a token",
+        ),
+        pytest.param(
+            {"longest": 2}, ["a", "b", "c"], 2, "ab", End(FinishReason.LENGTH), id="length"
+        ),
+        pytest.param(
+            {"longest": 2, "stop": ("bcc",)},
+            ["a", "b"],
+            2,
+            "ab",
+            End(FinishReason.LENGTH),
+            id="what a stop string held back is told at the end",
+        ),
+        pytest.param(
+            {"stop": ("bcc",)},
+            ["a", "b", "<eos>"],
+            3,
+            "ab",
+            End(FinishReason.STOP, token_id=EOS),
+            id="and before a stop id",
+        ),
+        pytest.param(
+            {"longest": 2},
+            ["a", "<eos>"],
+            2,
+            "a",
+            End(FinishReason.STOP, token_id=EOS),
+            id="a stop id as the last token wins over length",
+        ),
+        pytest.param(
+            {"longest": 2, "stop": ("ab",)},
+            ["a", "b"],
+            2,
+            "",
+            End(FinishReason.STOP, stop="ab"),
+            id="so does a stop string",
+        ),
+        pytest.param(
+            {"stop": ("bc", "abc")},
+            ["a", "b", "c"],
+            3,
+            "",
+            End(FinishReason.STOP, stop="abc"),
+            id="of two that end together the longest",
+        ),
+    ],
+)
+def test_take(options, words, delivered, text, end):
+    delivery = take(transcript(**options), words)
+    assert len(delivery.tokens) == len(delivery.pieces) == delivered
+    assert delivery.text == text
+    assert delivery.end == end
+
+
+@pytest.mark.parametrize("words", [["a", "b", "c", "ab", "<eos>"], ["ab", "c", "a", "b", "bc"]])
+@pytest.mark.parametrize("stop", [(), ("bca",), ("cab", "x"), ("c",)])
+def test_the_cut_into_cycles_changes_nothing(words, stop):
+    whole = take(transcript(stop=stop, longest=5), words)
+    for cuts in itertools.product([False, True], repeat=len(words) - 1):
+        one, got, pieces, rest = transcript(stop=stop, longest=5), [], [], list(words)
+        end = None
+        sizes = [len(list(group)) for group in _runs(cuts)]
+        for size in sizes:
+            if end is not None:
+                break
+            delivery = take(one, rest[:size])
+            del rest[:size]
+            got += delivery.tokens
+            pieces += delivery.pieces
+            end = delivery.end
+        assert (got, pieces, end) == (whole.tokens, whole.pieces, whole.end)
+
+
+def _runs(cuts: tuple[bool, ...]) -> list[list[int]]:
+    runs: list[list[int]] = [[0]]
+    for index, cut in enumerate(cuts, start=1):
+        if cut:
+            runs.append([])
+        runs[-1].append(index)
+    return runs
+
+
+def test_a_piece_that_may_begin_a_stop_string_waits():
+    one = transcript(stop=("bcc",))
+    assert take(one, ["a", "b"]).pieces == ["a", ""]
+    assert take(one, ["c"]).text == ""
+    assert take(one, ["a"]).text == "bca"
