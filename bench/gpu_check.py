@@ -8,16 +8,19 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import grpc
 
 from bench.parity import TEMPERATURE, Comparer, Comparison
 from bench.probe import Probe, Prober, median
 from bench.report import FOLDER, print_table, write_report
 from bench.shapes import PAIRS, Pair, write_model
 from outrider.cli.pairing import wait_paired
-from outrider.cli.stack import StackError, StackOptions, run_stack
+from outrider.cli.stack import Service, Stack, StackError, StackOptions, run_stack
 from outrider.client import Client
 from outrider.sampling import Mode
 from outrider.serving.channel import open_channel
@@ -34,7 +37,8 @@ UNRELATED, SAME = "unrelated", "same weights"
 SAFETY = 3.0
 # Two models of one shape draw the same weights from one seed.
 TARGET_SEED, UNRELATED_SEED = 0, 1
-DRAFT_WAIT_MS = 10_000  # no cycle goes without its draft
+ORCHESTRATOR_FLAGS = ("--draft-wait-ms=10000",)  # no cycle goes without its draft
+READY_TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class Effort:
     num_tokens: int
 
 
-EFFORTS = {"8b": Effort(64, 40, 8, 48), "tiny": Effort(24, 16, 4, 24)}
+EFFORTS = {"8b": Effort(64, 40, 8, 48), "tiny": Effort(24, 12, 4, 18)}
 
 
 @dataclass(slots=True)
@@ -57,7 +61,7 @@ class Findings:
     numerics: common_pb2.Numerics = field(default_factory=common_pb2.Numerics)
     probe: Probe = field(default_factory=Probe)
     comparisons: list[Comparison] = field(default_factory=list)
-    ready_s: dict[str, float] = field(default_factory=dict)
+    ready_s: float = 0.0
 
     @property
     def margin_limit(self) -> float:
@@ -113,7 +117,7 @@ class Findings:
             },
             "cycle_overhead_ms_p50": median(self.per_cycle("overhead_ms")),
             "cycle_network_ms_p50": median(self.per_cycle("network_ms")),
-            "ready_s": max(self.ready_s.values()),
+            "ready_s": self.ready_s,
         }
 
     def details(self) -> dict[str, object]:
@@ -123,8 +127,9 @@ class Findings:
                 name: getattr(self.numerics, name) for name in ("dtype", "device", "kernels")
             },
             "failures": self.failures,
-            "ready_s": self.ready_s,
             "margin_changes": self.probe.changes,
+            "num_flips": self.probe.num_flips,
+            "rows_seen": {n: median(rows) for n, rows in self.probe.sequences_rows.items()},
             "comparisons": [
                 {
                     "drafter": c.drafter,
@@ -144,7 +149,7 @@ class Findings:
 async def check(
     pair: Pair, effort: Effort, *, device: str, dtype: str, log_folder: Path
 ) -> Findings:
-    """Run everything with an unrelated drafter, then the comparison with one that always agrees.
+    """Probe the verifier, then compare with an unrelated drafter and with one that guesses right.
 
     Raises: StackError if a service does not come up.
     """
@@ -152,34 +157,34 @@ async def check(
     with tempfile.TemporaryDirectory(prefix="outrider-shapes-") as name:
         target = write_model(Path(name) / "target", pair.target)
         draft = write_model(Path(name) / "draft", pair.draft)
-        drafters = {UNRELATED: (draft, UNRELATED_SEED), SAME: (target, TARGET_SEED)}
-        for drafter, (folder, seed) in drafters.items():
-            options = StackOptions(
-                verifier_flags=[_flags(target, TARGET_SEED, device=device, dtype=dtype)],
-                drafter_flags=[_flags(folder, seed, device=device, dtype=dtype)],
-                orchestrator_flags=(f"--draft-wait-ms={DRAFT_WAIT_MS}",),
-                log_folder=log_folder,
+        options = StackOptions(
+            verifier_flags=[_flags(target, TARGET_SEED, device=device, dtype=dtype)],
+            drafter_flags=[_flags(draft, UNRELATED_SEED, device=device, dtype=dtype)],
+            orchestrator_flags=ORCHESTRATOR_FLAGS,
+            log_folder=log_folder,
+            ready_timeout_s=READY_TIMEOUT_S,
+        )
+        began = time.monotonic()
+        async with run_stack(options) as stack, _channel(stack.verifiers[0].address) as verifier:
+            findings.ready_s = time.monotonic() - began
+            prober = Prober(
+                verifier,
+                vocab_size=pair.target.vocab_size,
+                num_prompt_tokens=effort.num_prompt_tokens,
+                num_steps=effort.num_steps,
+                num_warm_up=effort.num_warm_up,
             )
-            began = time.monotonic()
-            async with run_stack(options) as stack, Client(stack.orchestrator.address) as client:
-                findings.numerics = _numerics(await wait_paired(client))
-                findings.ready_s[drafter] = time.monotonic() - began
-                channel = open_channel(stack.verifiers[0].address)
-                prober = Prober(
-                    channel,
-                    vocab_size=pair.target.vocab_size,
-                    num_prompt_tokens=effort.num_prompt_tokens,
-                    num_steps=effort.num_steps,
-                    num_warm_up=effort.num_warm_up,
-                )
-                try:
-                    if not findings.probe.changes:
-                        findings.probe = await prober.run(NUM_ROWS, NUM_SEQUENCES)
+            findings.probe = await prober.run(NUM_ROWS, NUM_SEQUENCES)
+            prompts = [prober.prompt(100 + index) for index in range(max(NUM_STREAMS))]
+
+            async def compare(orchestrator: str, drafter: str) -> None:
+                async with Client(orchestrator) as client:
+                    findings.numerics = _numerics(await wait_paired(client))
                     comparer = Comparer(
                         client,
-                        channel,
+                        verifier,
                         drafter=drafter,
-                        prompts=[prober.prompt(100 + i) for i in range(max(NUM_STREAMS))],
+                        prompts=prompts,
                         num_tokens=effort.num_tokens,
                         margin_limit=findings.margin_limit,
                     )
@@ -188,14 +193,53 @@ async def check(
                             findings.comparisons += await comparer.run(
                                 mode, num_streams=num_streams, lengths=DRAFT_LENGTHS
                             )
-                finally:
-                    await channel.close()
+
+            await compare(stack.orchestrator.address, UNRELATED)
+            flags = _flags(target, TARGET_SEED, device=device, dtype=dtype)
+            async with _second_pair(stack, flags, Path(name), log_folder) as address:
+                await compare(address, SAME)
     return findings
+
+
+@asynccontextmanager
+async def _second_pair(
+    stack: Stack, drafter_flags: Sequence[str], folder: Path, log_folder: Path
+) -> AsyncIterator[str]:
+    """Run another drafter and an orchestrator that knows no other; yield the latter's address."""
+
+    def service(name: str, module: str, flags: Sequence[str]) -> Service:
+        return Service(name, module, tuple(flags), folder, log_folder / f"{name}.log")
+
+    drafter = service("drafter-1", "drafter_svc", drafter_flags)
+    orchestrator: Service | None = None
+    try:
+        await drafter.start()
+        workers = (f"--verifier={stack.verifiers[0].address}", f"--drafter={drafter.address}")
+        orchestrator = service("orchestrator-1", "orchestrator", (*workers, *ORCHESTRATOR_FLAGS))
+        await orchestrator.start()
+        for each in (drafter, orchestrator):
+            await each.wait_ready(timeout_s=READY_TIMEOUT_S)
+        yield orchestrator.address
+    finally:
+        if orchestrator is not None:
+            await orchestrator.stop()
+        await drafter.stop()
+
+
+@asynccontextmanager
+async def _channel(address: str) -> AsyncIterator[grpc.aio.Channel]:
+    channel = open_channel(address)
+    try:
+        yield channel
+    finally:
+        await channel.close()
 
 
 def _flags(folder: Path, seed: int, *, device: str, dtype: str) -> tuple[str, ...]:
     flags = (f"--model={folder}", "--load-format=dummy", f"--dummy-seed={seed}")
-    return (*flags, f"--device={device}", f"--dtype={dtype}")
+    flags = (*flags, f"--device={device}", f"--dtype={dtype}")
+    # Workers share the cores of a CPU: threads that wait for each other would measure that.
+    return (*flags, "--num-threads=1") if device == "cpu" else flags
 
 
 def _numerics(workers: Sequence[pb.WorkerInfo]) -> common_pb2.Numerics:
@@ -208,13 +252,19 @@ def _numerics(workers: Sequence[pb.WorkerInfo]) -> common_pb2.Numerics:
 def print_findings(findings: Findings, title: str) -> None:
     """Print what a person wants to see."""
     numerics, probe = findings.numerics, findings.probe
-    rows = [(f"1 sequence, {n} rows", ms) for n, ms in probe.pass_ms.items()]
-    rows += [(f"{n} sequences, 1 row each", ms) for n, ms in probe.sequences_pass_ms.items()]
+    rows = [(f"1 sequence, {n} rows", n, ms) for n, ms in probe.pass_ms.items()]
+    rows += [
+        (f"{n} sequences, 1 row each", round(median(probe.sequences_rows[n])), ms)
+        for n, ms in probe.sequences_pass_ms.items()
+    ]
     alone = median(probe.pass_ms[1])
     print_table(
         f"{title}: one pass of the target ({numerics.dtype}, {numerics.kernels})",
-        ("pass", "passes", "median ms", "of one row"),
-        [(n, str(len(ms)), f"{median(ms):.2f}", f"{median(ms) / alone:.2f}") for n, ms in rows],
+        ("pass", "rows seen", "verdicts", "median ms", "of one row"),
+        [
+            (what, str(seen), str(len(ms)), f"{median(ms):.2f}", f"{median(ms) / alone:.2f}")
+            for what, seen, ms in rows
+        ],
     )
     print_table(
         "speculation against target-only",

@@ -1,4 +1,4 @@
-"""Speculation against target-only: the same requests both ways, and what to make of a difference."""
+"""Speculation against target-only: the same requests both ways, and what a difference means."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A verifier asked directly: how long a pass takes by its rows, and how far rows depend on others."""
+"""A verifier asked directly: how long passes take, and how far rows depend on each other."""
 
 import asyncio
 import statistics
@@ -89,13 +89,14 @@ class VerifyStream:
 class Probe:
     """What the probes found.
 
-    ``pass_ms`` by rows of one sequence, ``sequences_pass_ms`` by sequences of one row; ``changes``
-    are the differences of one decision's margin between passes of other sizes, ``num_flips`` counts
-    those where the decision itself was another; ``margins`` are the leads of the winners.
+    ``pass_ms`` by rows of one sequence, ``sequences_pass_ms`` by sequences of one row, and for those
+    ``sequences_rows``, the rows that the passes really had. ``margins`` are leads of winners,
+    ``changes`` what other rows in the pass made of them, ``num_flips`` how often another one won.
     """
 
     pass_ms: dict[int, list[float]] = field(default_factory=dict)
     sequences_pass_ms: dict[int, list[float]] = field(default_factory=dict)
+    sequences_rows: dict[int, list[int]] = field(default_factory=dict)
     margins: list[float] = field(default_factory=list)
     changes: list[float] = field(default_factory=list)
     num_flips: int = 0
@@ -137,7 +138,9 @@ class Prober:
             if rows > 1:
                 probe.pass_ms[rows] = await self._verify_blocks(probe, rows, prompt, output)
         for count in num_sequences:
-            probe.sequences_pass_ms[count] = await self._decode_together(probe, count, output)
+            passes = full_passes(await self._decode_together(probe, count, output), count)
+            probe.sequences_rows[count] = [rows for rows, _ in passes]
+            probe.sequences_pass_ms[count] = [ms for _, ms in passes]
         return probe
 
     def prompt(self, index: int) -> list[int]:
@@ -171,8 +174,10 @@ class Prober:
                     times.append(verdict.compute_ms)
         return times
 
-    async def _decode_together(self, probe: Probe, count: int, output: list[int]) -> list[float]:
-        times: list[float] = []
+    async def _decode_together(
+        self, probe: Probe, count: int, output: list[int]
+    ) -> list[tuple[int, float]]:
+        passes: list[tuple[int, float]] = []
         barrier = asyncio.Barrier(count)
 
         async def decode(index: int) -> None:
@@ -182,21 +187,26 @@ class Prober:
                     await barrier.wait()  # so that all are in the pass
                     verdict = await stream.step(prompt + own)
                     own.append(verdict.next_token_id if index else output[step])
-                    if index:
-                        continue
-                    probe.compare(output[step], probe.margins[step], verdict)
-                    if step >= self.num_warm_up and verdict.rows_in_pass == count:
-                        times.append(verdict.compute_ms)
+                    if step >= self.num_warm_up:
+                        passes.append((verdict.rows_in_pass, verdict.compute_ms))
+                    if index == 0:
+                        probe.compare(output[step], probe.margins[step], verdict)
 
         async with asyncio.TaskGroup() as group:
             for index in range(count):
                 group.create_task(decode(index))
-        return times
+        return passes
 
     def _open(self, salt: str) -> VerifyStream:
         return VerifyStream(
             self.channel, GREEDY, num_prompt_tokens=self.num_prompt_tokens, salt=salt
         )
+
+
+def full_passes(passes: Sequence[tuple[int, float]], count: int) -> list[tuple[int, float]]:
+    """Return the passes (rows, ms) that most of ``count`` sequences shared, else the fullest."""
+    enough = min(count * 3 // 4, max(rows for rows, _ in passes))
+    return [each for each in passes if each[0] >= enough]
 
 
 async def margin_at(
@@ -215,5 +225,5 @@ async def margin_at(
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median, 0 of nothing: a pass of that size never came about."""
-    return statistics.median(values) if values else 0.0
+    """Return the median."""
+    return statistics.median(values)

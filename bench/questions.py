@@ -46,8 +46,8 @@ OWN = (
 )
 
 
-def load_questions(num_questions: int) -> list[Question]:
-    """Return this many questions, spread over the categories.
+def load_questions(num_questions: int, *, max_characters: int | None = None) -> list[Question]:
+    """Return this many questions, spread over the categories, none longer than the limit.
 
     Raises: FileNotFoundError if OUTRIDER_QUESTIONS names a file that does not exist.
     """
@@ -56,6 +56,8 @@ def load_questions(num_questions: int) -> list[Question]:
     if named and not path.is_file():
         raise FileNotFoundError(f"{VARIABLE}: {path} does not exist")
     questions = _read(path) if path.is_file() else list(OWN)
+    if max_characters is not None:
+        questions = [each for each in questions if len(each.text) <= max_characters]
     return spread(questions, num_questions)
 
 

@@ -44,40 +44,46 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
             )
             await context.write(drafter_pb2.DraftResponse(opened=opened))
             async with asyncio.TaskGroup() as group:
+                drafting: asyncio.Task[drafter_pb2.DraftResponse] | None = None
                 answer: asyncio.Task[None] | None = None
                 async for request in request_iterator:
                     advance = self._checked_advance(source, request)
-                    if answer is not None:
-                        await self._supersede(answer)
-                    answer = group.create_task(self._answer(lease, advance, context))
+                    if drafting is not None and answer is not None:
+                        # Nobody waits for that draft any more. Only the drafting is cancelled: a
+                        # write must end before the next one begins.
+                        drafting.cancel()
+                        await asyncio.wait([answer])
+                    drafting = group.create_task(self._draft(lease, advance))
+                    answer = group.create_task(self._answer(drafting, lease, advance, context))
         finally:
             self.num_leases -= 1
             lease.close()
 
-    async def _supersede(self, answer: "asyncio.Task[None]") -> None:
-        """End an answer that nobody waits for any more; it still sends its empty last block."""
-        answer.cancel()
-        await asyncio.wait([answer])
-
-    async def _answer(
-        self,
-        lease: SourceLease,
-        advance: drafter_pb2.Advance,
-        context: grpc.aio.ServicerContext,
-    ) -> None:
+    async def _draft(
+        self, lease: SourceLease, advance: drafter_pb2.Advance
+    ) -> drafter_pb2.DraftResponse:
         wanted = _wanted(advance)
         try:
             if wanted.start > lease.cache_length:
                 raise CacheTooShort(lease.cache_length)
-            block = await lease.draft(wanted)
+            return _response(advance, await lease.draft(wanted), lease)
         except CacheTooShort as error:
             needed = common_pb2.ContextNeeded(cycle=advance.cycle, have_length=error.length)
-            await context.write(drafter_pb2.DraftResponse(context_needed=needed))
-            return
-        except asyncio.CancelledError:
+            return drafter_pb2.DraftResponse(context_needed=needed)
+
+    async def _answer(
+        self,
+        drafting: "asyncio.Task[drafter_pb2.DraftResponse]",
+        lease: SourceLease,
+        advance: drafter_pb2.Advance,
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        """Write what the drafting comes to, an empty last block if it was cancelled."""
+        await asyncio.wait([drafting])
+        if drafting.cancelled():
             await context.write(_response(advance, Block(path=(), draft=NO_DRAFT), lease))
-            raise
-        await context.write(_response(advance, block, lease))
+        else:
+            await context.write(drafting.result())
 
     def _open(self, request: drafter_pb2.DraftRequest) -> tuple[Source, SourceLease]:
         if request.WhichOneof("kind") != "open":

@@ -47,6 +47,7 @@ class DraftBoard:
 
     def take(self, token_ids: Sequence[int]) -> Draft | None:
         """Return the draft that fits the committed ids and drop every block that no longer can."""
+        self._changed.clear()
         length = len(token_ids)
         fitting: Draft | None = None
         for key, block in list(self._blocks.items()):
@@ -66,8 +67,7 @@ class DraftBoard:
         self._blocks.clear()
 
     async def wait(self) -> None:
-        """Wait for the next post or wake."""
-        self._changed.clear()
+        """Wait for a post or wake since the last take."""
         await self._changed.wait()
 
 

@@ -116,6 +116,9 @@ class GrpcDraftLease:
         """Post blocks until the stream ends."""
         try:
             while (response := await self.call.read()) is not grpc.aio.EOF:
+                if response is None:  # what grpc makes of bytes that are no message
+                    self.call.cancel()
+                    return self._lose("drafter_lost")
                 kind = response.WhichOneof("kind")
                 if kind == "block":
                     self._post(response.block)

@@ -1,7 +1,7 @@
 """The orchestrator's gRPC face: messages to requests, deliveries to messages, nothing else."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -45,15 +45,26 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[generation_pb2.GenerateResponse]:
+    ) -> None:
         """Stream the chunks of one request, then its completion."""
         generation = Generation(self._admit(request), self.pool, context.time_remaining)
-        # A client that leaves while a chunk is written must free the leases now, not at a garbage
+        # A chunk is written while the next cycle is under way; a client that reads slowly holds its
+        # own request back by one chunk. Leases are freed when the client leaves, not at a garbage
         # collection.
-        async with aclosing(generation.run(self.admission)) as deliveries:
-            async for delivery in deliveries:
-                yield generation_pb2.GenerateResponse(chunk=_chunk(delivery))
-        yield generation_pb2.GenerateResponse(complete=_complete(generation))
+        writing: asyncio.Task[None] | None = None
+        try:
+            async with aclosing(generation.run(self.admission)) as deliveries:
+                async for delivery in deliveries:
+                    if writing is not None:
+                        await writing
+                    response = generation_pb2.GenerateResponse(chunk=_chunk(delivery))
+                    writing = asyncio.create_task(context.write(response))
+            if writing is not None:
+                await writing
+        finally:
+            if writing is not None:
+                writing.cancel()
+        await context.write(generation_pb2.GenerateResponse(complete=_complete(generation)))
 
     async def GetModelInfo(
         self, request: generation_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext

@@ -50,7 +50,7 @@ class OrchestratorSettings(ServiceSettings):
         default=5.0,
         gt=0,
         le=3600,
-        description="Seconds that a verification may take at least before its verifier is given up.",
+        description="Seconds before which no verifier is given up for not answering.",
     )
     step_timeout_factor: float = Field(
         default=10.0,

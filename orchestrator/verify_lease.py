@@ -144,6 +144,8 @@ class VerifyLease:
                     response: verifier_pb2.VerifyResponse = await self.call.read()
                     if response is grpc.aio.EOF:
                         raise await self._lost(None)
+                    if response is None:  # what grpc makes of bytes that are no message
+                        raise VerifierLost("verifier sent bytes that are no message")
                     kind = response.WhichOneof("kind")
                     if kind == "opened":
                         continue

@@ -54,6 +54,7 @@ def load_model(
         with torch.random.fork_rng(devices=forked), where:
             torch.manual_seed(seed)
             module = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
+        _balance(module)
     elif load_format == "auto":
         module = AutoModelForCausalLM.from_pretrained(
             path,
@@ -65,6 +66,22 @@ def load_model(
     else:
         raise ValueError(f'load_format must be "auto" or "dummy", not {load_format!r}')
     return wrap_model(module, generation=_generation_config(path))
+
+
+def _balance(module: Any) -> None:
+    """Make a drawn model's embeddings as large as what its layers add to them.
+
+    As drawn they are lost in the first layer, and then the rounding errors of a deep model grow
+    until they decide more than its input does.
+    """
+    text = module.config.get_text_config()
+    deviation = getattr(text, "initializer_range", None)
+    weight, head = module.get_input_embeddings().weight, module.get_output_embeddings()
+    if not deviation or head is None or head.weight is weight:
+        return
+    gain = deviation * weight.shape[1] ** 0.5  # of one linear layer; a block has two in a row
+    with torch.no_grad():
+        weight.mul_(max(1.0, text.num_hidden_layers**0.5 * gain**2 / deviation))
 
 
 def wrap_model(module: Any, *, generation: GenerationConfig | None = None) -> LoadedModel:

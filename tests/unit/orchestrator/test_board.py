@@ -61,10 +61,11 @@ def test_clearing_counts_what_was_never_used():
 @pytest.mark.parametrize("wake", ["post", "empty post", "wake"])
 async def test_who_waits_is_woken(wake):
     made = board(block((4,), 7))
+    made.take(BASE)
     waiting = asyncio.create_task(made.wait())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert not waiting.done(), "an earlier post must not wake a later wait"
+    assert not waiting.done(), "a post before the last take must not wake a later wait"
     match wake:
         case "post":
             made.post(block((), 7))
@@ -73,3 +74,10 @@ async def test_who_waits_is_woken(wake):
         case "wake":
             made.wake()
     await asyncio.wait_for(waiting, 1)
+
+
+async def test_a_post_between_take_and_wait_is_not_missed():
+    made = board()
+    made.take(BASE)
+    made.post(block((), 7))  # while the asking itself was still being written
+    await asyncio.wait_for(made.wait(), 1)

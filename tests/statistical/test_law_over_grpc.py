@@ -1,0 +1,93 @@
+"""Three services over gRPC emit exactly the target's law, whatever the drafter's table says."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import structlog
+import torch
+
+from outrider import coupling
+from outrider.client import Client, generate_request
+from outrider.sampling import SamplingParams
+from outrider.v1 import generation_pb2 as pb
+from tests.cluster import cluster
+from tests.statistical.law import ALPHA, Ids, TableLaw, sequence_p
+from tests.table_model import VOCAB_SIZE, table_drafter, table_verifier
+
+pytestmark = [pytest.mark.statistical, pytest.mark.integration, pytest.mark.timeout(300)]
+
+PROMPT = (4, 1)
+NUM_TOKENS = 3
+CONCURRENCY = 32
+TARGET = TableLaw.random(VOCAB_SIZE, seed=21, scale=1.0)
+DRAFT = TableLaw(TARGET.logits + TableLaw.random(VOCAB_SIZE, seed=22, scale=0.7).logits)
+
+
+@pytest.fixture(autouse=True)
+def only_warnings() -> Iterator[None]:
+    before, threads = structlog.get_config(), torch.get_num_threads()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    torch.set_num_threads(1)  # rows are short: threads only wait for one another
+    yield
+    torch.set_num_threads(threads)
+    structlog.configure(**before)
+
+
+async def sample(*, num_draws: int, first_seed: int) -> tuple[Ids, Counter]:
+    """Return the first tokens of every seed, each from its own request with drafts of two."""
+    sequences: Ids = np.zeros((num_draws, NUM_TOKENS), dtype=np.int64)
+    counts: Counter = Counter()
+    seeds = iter(range(num_draws))
+
+    async def ask(client: Client) -> None:
+        for i in seeds:
+            # One token more than is looked at leaves room for both draft tokens.
+            params = SamplingParams(
+                temperature=1.0, max_tokens=NUM_TOKENS + 1, seed=first_seed + i
+            )
+            output = await client.generate(
+                generate_request(PROMPT, params, sources=("model",), num_draft_tokens=2)
+            )
+            sequences[i] = output.token_ids[:NUM_TOKENS]
+            counts.update(origin for chunk in output.chunks for origin in chunk.origins)
+            counts["heals"] += output.complete.receipt.num_ledger_heals
+            counts["failovers"] += output.complete.receipt.num_failovers
+
+    async with cluster(
+        verifiers=[table_verifier(TARGET)],
+        drafters=[table_drafter(DRAFT)],
+        draft_wait_ms=10_000,
+    ) as services:
+        await asyncio.gather(*(ask(services.client) for _ in range(CONCURRENCY)))
+    return sequences, counts
+
+
+async def test_20_000_requests_follow_the_law():
+    # seeds 10**12.., draws 20,000, alpha 1e-6
+    sequences, counts = await sample(num_draws=60, first_seed=10**12)
+    for origin in (
+        pb.TOKEN_ORIGIN_ACCEPTED,
+        pb.TOKEN_ORIGIN_RECOVERED,
+        pb.TOKEN_ORIGIN_BONUS,
+        pb.TOKEN_ORIGIN_ONLY,
+    ):
+        assert counts[origin] > 2_000, counts
+    assert counts["failovers"] == 0
+    assert counts["heals"] == 0
+    assert sequence_p(TARGET, PROMPT, sequences) > ALPHA
+
+
+async def test_noise_that_serves_two_positions_fails_the_law(monkeypatch):
+    # seeds 10**12.., draws 4,000, alpha 1e-6
+    draw = coupling.draw
+    monkeypatch.setattr(
+        coupling,
+        "draw",
+        lambda rows, keys, positions: draw(rows, keys, [p // 2 for p in positions]),
+    )
+    sequences, _ = await sample(num_draws=4_000, first_seed=10**12)
+    assert sequence_p(TARGET, PROMPT, sequences) < ALPHA
