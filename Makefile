@@ -13,7 +13,7 @@ PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup protos models fmt lint test statistical slow parity check demo up bench-overhead \
-	gpu-check clean
+	bench-target-only gpu-check clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -86,6 +86,9 @@ up: $(SETUP) $(STUBS) $(MODELS) ## Start drafter, verifier and orchestrator on l
 
 bench-overhead: $(SETUP) $(STUBS) ## Measure what a cycle costs beyond the models
 	$(OFFLINE) $(BIN)/python -m bench.overhead
+
+bench-target-only: $(SETUP) $(STUBS) $(MODELS) ## Compare target-only decoding with transformers
+	$(OFFLINE) $(BIN)/python -m bench.target_only
 
 gpu-check: $(SETUP) $(STUBS) ## Check and measure an 8B shape with random weights on this machine's GPU
 	$(OFFLINE) $(BIN)/python -m bench.gpu_check

@@ -51,7 +51,7 @@ class Effort:
     num_tokens: int
 
 
-EFFORTS = {"8b": Effort(64, 40, 8, 48), "tiny": Effort(24, 12, 4, 18)}
+EFFORTS = {"8b": Effort(64, 40, 8, 48), "tiny": Effort(16, 10, 3, 14)}
 
 
 @dataclass(slots=True)
@@ -236,8 +236,8 @@ async def _channel(address: str) -> AsyncIterator[grpc.aio.Channel]:
 
 
 def _flags(folder: Path, seed: int, *, device: str, dtype: str) -> tuple[str, ...]:
-    flags = (f"--model={folder}", "--load-format=dummy", f"--dummy-seed={seed}")
-    flags = (*flags, f"--device={device}", f"--dtype={dtype}")
+    weights = (f"--model={folder}", "--load-format=dummy", f"--dummy-seed={seed}")
+    flags = (*weights, f"--device={device}", f"--dtype={dtype}")
     # Workers share the cores of a CPU: threads that wait for each other would measure that.
     return (*flags, "--num-threads=1") if device == "cpu" else flags
 

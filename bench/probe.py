@@ -89,8 +89,8 @@ class VerifyStream:
 class Probe:
     """What the probes found.
 
-    ``pass_ms`` by rows of one sequence, ``sequences_pass_ms`` by sequences of one row, and for those
-    ``sequences_rows``, the rows that the passes really had. ``margins`` are leads of winners,
+    ``pass_ms`` by rows of one sequence, ``sequences_pass_ms`` by sequences of one row, and for
+    those ``sequences_rows``, the rows that the passes really had. ``margins`` are leads of winners,
     ``changes`` what other rows in the pass made of them, ``num_flips`` how often another one won.
     """
 

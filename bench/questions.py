@@ -1,7 +1,7 @@
 """Questions to measure on: Spec-Bench's where its file is at hand, else a few of our own.
 
-The file is one JSON object a line with ``question_id``, ``category`` and ``turns`` (Xia et al. 2024,
-arXiv:2401.07851). It is not part of this repository; OUTRIDER_QUESTIONS names it.
+The file is one JSON object a line with ``question_id``, ``category`` and ``turns`` (Xia et al.
+2024, arXiv:2401.07851). It is not part of this repository; OUTRIDER_QUESTIONS names it.
 """
 
 import json

@@ -11,6 +11,9 @@ from outrider.engine.ledger import BlockLedger, chain_key
 #   [length, len(table) * bs)   blocks that are owned, rows that mean nothing
 
 
+RETURN_RATE = 0.3  # weight of the newest absence
+
+
 class SequenceCache:
     """Positions with valid KV of one lease; owned and changed by the engine's thread alone."""
 
@@ -23,7 +26,15 @@ class SequenceCache:
         self.token_ids = array("i")
         self.committed_length = 0
         self.last_used = 0
+        self.finished_s: float | None = None  # when its last job was done
+        self.return_s = 0.0  # seconds that the next job usually takes to come, a moving average
         self.closed = False
+
+    def note_return(self, arrived_s: float) -> None:
+        """Learn how long the sequence was away between two jobs."""
+        if self.finished_s is not None:
+            self.return_s += RETURN_RATE * (arrived_s - self.finished_s - self.return_s)
+            self.finished_s = None
 
     @property
     def length(self) -> int:

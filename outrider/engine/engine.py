@@ -19,7 +19,7 @@ import torch
 
 from outrider.engine.admission import Admission
 from outrider.engine.cache import SequenceCache
-from outrider.engine.entry import Entry
+from outrider.engine.entry import Entry, resolve_all
 from outrider.engine.job import Finished, Head, Job
 from outrider.engine.ledger import BlockLedger
 from outrider.engine.model import LoadedModel
@@ -198,6 +198,7 @@ class Engine:
             arrivals = [entry for entry in arrivals if entry.job.cache is not cache]
             self._admission.close(cache)
         for entry in arrivals:
+            entry.job.cache.note_return(entry.arrived_s)
             if entry.cancelled:
                 continue
             if any(other.job.cache is entry.job.cache for other in self._entries):
@@ -252,15 +253,18 @@ class Engine:
             self._admission.touch(entry)
             if entry.rows_left == 0 and not entry.cancelled:
                 through.append(entry)
-        if through:
-            self._finish(through)
         gather_s = min(
             self.settings.gather_ms * 1e-3, self.settings.gather_fraction * elapsed_ms * 1e-3
         )
+        if through:
+            self._finish(through, gather_s)
         self._gather_until = self._clock() + gather_s
 
-    def _finish(self, through: list[Entry]) -> None:
-        """Let the head decide about jobs whose input is through."""
+    def _finish(self, through: list[Entry], gather_s: float) -> None:
+        """Let the head decide about jobs whose input is through.
+
+        A sequence is expected back for the next pass if it usually comes within ``gather_s``.
+        """
         finished = [_finished(entry) for entry in through]
         failed: dict[int, Exception] = {}
         try:
@@ -273,18 +277,23 @@ class Engine:
                     self._head([item])
                 except Exception as error:
                     failed[index] = error
+        done: list[Entry] = []
         for index, entry in enumerate(through):
             following, entry.job.next = entry.job.next, None
             if index in failed:
                 self._fail(entry, failed[index])
             elif entry.job.done:
-                self._expected.add(id(entry.job.cache))
+                cache = entry.job.cache
+                cache.finished_s = self._clock()
+                if cache.return_s <= gather_s:
+                    self._expected.add(id(cache))
                 self._entries.remove(entry)
-                entry.resolve(None)
+                done.append(entry)
             elif following is not None:
                 entry.take_input(following)
             else:
                 self._fail(entry, RuntimeError("the head left a job neither done nor with more"))
+        resolve_all(done)
 
     def _fail(self, entry: Entry, error: BaseException) -> None:
         if entry in self._entries:

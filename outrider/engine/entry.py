@@ -1,6 +1,8 @@
 """The engine's own state of a job."""
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -58,6 +60,21 @@ class Entry:
             self.loop.call_soon_threadsafe(_settle, self.future, error)
         except RuntimeError:  # the loop is closed: nobody waits any more
             return
+
+
+def resolve_all(entries: Sequence[Entry]) -> None:
+    """Wake the tasks that await these jobs, with one wake-up for each event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Entry]] = {}
+    for entry in entries:
+        by_loop.setdefault(entry.loop, []).append(entry)
+    for loop, group in by_loop.items():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_settle_all, [entry.future for entry in group])
+
+
+def _settle_all(futures: Sequence[asyncio.Future[None]]) -> None:
+    for future in futures:
+        _settle(future, None)
 
 
 def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:

@@ -313,6 +313,8 @@ INLINE vf odd_weights(const char *w, int w_type) {
   return w_type == BF16 ? (vf)(*(const vuu *)w & 0xffff0000u) : (vf) * (const vfu *)(w + LANES * 4);
 }
 
+enum { ALL = 1, EVEN = 2, ODD = 3 }; /* which columns of the next strip a tile prefetches */
+
 /* R rows x C columns of outputs; xp holds the packed tile. The empty statements keep the compiler
  * from holding even and odd weights at once, for which there are not enough registers. */
 INLINE void tile(const int R, const int C, const int ahead, const float *xp, const char *w, int64_t k, int w_type,
@@ -325,7 +327,8 @@ INLINE void tile(const int R, const int C, const int ahead, const float *xp, con
   for (; i + GROUP <= k; i += GROUP) {
     vf v[2 * COLS];
     if (ahead) /* rows of weights are short streams, which the hardware does not foresee */
-      UNROLL for (int c = 0; c < C; c++) __builtin_prefetch(p + (C + c) * stride);
+      UNROLL for (int c = 0; c < C; c++)
+        if (ahead == ALL || (ahead == EVEN) == (c % 2 == 0)) __builtin_prefetch(p + (C + c) * stride);
     UNROLL for (int c = 0; c < C; c++) v[c] = even_weights(p + c * stride, w_type);
     UNROLL for (int r = 0; r < R; r++) {
       vf x = *(const vf *)(xp + r * GROUP);
@@ -359,16 +362,22 @@ INLINE void tile(const int R, const int C, const int ahead, const float *xp, con
   }
 }
 
-/* One strip of weight columns against all packed rows: the strip is read from memory once. */
+/* One strip of weight columns against all packed rows: the strip is read from memory once. The next
+ * strip is fetched meanwhile, by the first two tiles in turn, so that no tile waits for all of it. */
 #define STRIP(NAME, C, WT)                                                                         \
   static void NAME(const float *xp, int64_t rows, const char *w, int64_t k, int64_t groups,        \
                    const float *bias, char *y, int64_t ldy, int y_type) {                          \
     const int64_t y_row = ldy * (y_type == BF16 ? 2 : 4);                                          \
-    if (rows >= 4) {                                                                               \
-      tile(4, C, 1, xp, w, k, WT, bias, y, ldy, y_type);                                           \
+    if (rows >= 8) {                                                                               \
+      tile(4, C, EVEN, xp, w, k, WT, bias, y, ldy, y_type);                                        \
+      rows -= 4, xp += 4 * groups * GROUP, y += 4 * y_row;                                         \
+      tile(4, C, ODD, xp, w, k, WT, bias, y, ldy, y_type);                                         \
       for (rows -= 4, xp += 4 * groups * GROUP, y += 4 * y_row; rows >= 4;                         \
            rows -= 4, xp += 4 * groups * GROUP, y += 4 * y_row)                                    \
         tile(4, C, 0, xp, w, k, WT, bias, y, ldy, y_type);                                         \
+    } else if (rows >= 4) {                                                                        \
+      tile(4, C, ALL, xp, w, k, WT, bias, y, ldy, y_type);                                         \
+      rows -= 4, xp += 4 * groups * GROUP, y += 4 * y_row;                                         \
     }                                                                                              \
     if (rows == 3) tile(3, C, 1, xp, w, k, WT, bias, y, ldy, y_type);                              \
     if (rows == 2) tile(2, C, 1, xp, w, k, WT, bias, y, ldy, y_type);                              \

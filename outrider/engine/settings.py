@@ -20,9 +20,9 @@ class EngineSettings:
     """Most prompt tokens in a pass that also carries running streams."""
     max_decode_tokens: int = 64
     """A job with at most this many tokens left counts as a running stream, not as prefill."""
-    gather_ms: float = 2.0
+    gather_ms: float = 20.0
     """Longest wait for streams of the last pass to come back."""
-    gather_fraction: float = 0.1
+    gather_fraction: float = 0.3
     """The same limit as a part of the last pass."""
     kernels: str = "auto"
     """"auto" (native on a CPU with a C compiler) or "torch"."""

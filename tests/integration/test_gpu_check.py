@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.integration
 @pytest.mark.timeout(240)  # under 40 s on an idle machine; it starts five processes
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("kernels", ["auto", pytest.param("torch", marks=pytest.mark.slow)])
 def test_tiny_shape(tmp_path: Path, kernels: str) -> None:
     command = [sys.executable, "-m", "bench.gpu_check", "--device", "cpu", "--shape", "tiny"]
     done = subprocess.run(

@@ -45,7 +45,13 @@ def plain() -> dict[tuple[str, int], list[list[int]]]:
 
 
 async def run(
-    services: Cluster, law: str, prompts: Sequence[str], *, max_tokens: int, salt: str, **how: object
+    services: Cluster,
+    law: str,
+    prompts: Sequence[str],
+    *,
+    max_tokens: int,
+    salt: str,
+    **how: object,
 ) -> list[Output]:
     """Answer all prompts at once."""
     sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **LAWS[law])

@@ -46,9 +46,7 @@ async def sample(*, num_draws: int, first_seed: int) -> tuple[Ids, Counter]:
     async def ask(client: Client) -> None:
         for i in seeds:
             # One token more than is looked at leaves room for both draft tokens.
-            params = SamplingParams(
-                temperature=1.0, max_tokens=NUM_TOKENS + 1, seed=first_seed + i
-            )
+            params = SamplingParams(temperature=1.0, max_tokens=NUM_TOKENS + 1, seed=first_seed + i)
             output = await client.generate(
                 generate_request(PROMPT, params, sources=("model",), num_draft_tokens=2)
             )
