@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from bench.probe import margin_at
+from bench.probe import review
 from outrider.client import Client, Output, generate_request
 from outrider.sampling import Mode, SamplingParams
 
@@ -18,12 +18,14 @@ DRAWN_WITH = {Mode.GREEDY: 0.0, Mode.COUPLED: TEMPERATURE}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two outputs part; ``margin`` is the lead of the token there, computed afresh."""
+    """Where two outputs part, and the largest lead that the speculated one overturns from there.
+
+    ``is_promised``: the lead is within what rounding may do where rows are not invariant.
+    """
 
     position: int
-    margin: float
+    lead: float
     is_promised: bool
-    """Within what rounding may do where rows are not invariant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +133,16 @@ class Comparer:
         position = first_difference(one, other)
         if position == min(len(one), len(other)):
             return Difference(position, float("inf"), is_promised=False)  # one is cut short
-        margin = await margin_at(
+        leads = await review(
             self.verifier,
             self._sampling(mode, index),
             prompt=self.prompts[index],
-            output=one[:position],
+            output=other,
+            position=position,
         )
         limit = self.margin_limit / (DRAWN_WITH[mode] or 1.0)
-        return Difference(position, margin, is_promised=self.margin_limit > 0 and margin <= limit)
+        is_promised = self.margin_limit > 0 and max(leads) <= limit
+        return Difference(position, max(leads), is_promised)
 
     def _sampling(self, mode: Mode, index: int) -> SamplingParams:
         temperature = DRAWN_WITH[mode]

@@ -14,6 +14,7 @@ from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 TIMEOUT_S = 120.0
+MAX_DRAFT = 32  # no more than a verifier checks at once
 
 
 class VerifyStream:
@@ -209,19 +210,35 @@ def full_passes(passes: Sequence[tuple[int, float]], count: int) -> list[tuple[i
     return [each for each in passes if each[0] >= enough]
 
 
-async def margin_at(
+async def review(
     channel: grpc.aio.Channel,
     sampling: SamplingParams,
     *,
     prompt: Sequence[int],
     output: Sequence[int],
-) -> float:
-    """Return the lead of the token that follows ``output``, computed afresh."""
+    position: int,
+) -> list[float]:
+    """Ask afresh about ``output`` from ``position`` on.
+
+    Returns the lead of the winner at ``position``, then those of the winners that are not the
+    output's own tokens.
+    """
     async with VerifyStream(
         channel, sampling, num_prompt_tokens=len(prompt), salt="afresh"
     ) as stream:
-        verdict = await stream.step([*prompt, *output])
-    return float(verdict.min_decision_margin)
+        verdict = await stream.step([*prompt, *output[:position]])
+        leads = [verdict.min_decision_margin]
+        while position < len(output):
+            draft = output[position : position + MAX_DRAFT]
+            verdict = await stream.step([*prompt, *output[:position]], draft)
+            position += len(verdict.accepted_nodes)
+            if len(verdict.accepted_nodes) < len(draft):
+                # Its margin is the smallest of many rows; the one that matters is asked for alone.
+                verdict = await stream.step([*prompt, *output[:position]])
+                if verdict.next_token_id != output[position]:
+                    leads.append(verdict.min_decision_margin)
+                position += 1
+    return leads
 
 
 def median(values: Sequence[float]) -> float:

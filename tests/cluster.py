@@ -47,19 +47,24 @@ async def cluster(
     *,
     verifiers: Sequence[OpenService],
     drafters: Sequence[OpenService] = (),
+    drafter_addresses: Sequence[str] = (),
     **orchestrator_settings: object,
 ) -> AsyncIterator[Cluster]:
-    """Run workers and an orchestrator; yield when every worker has been judged."""
+    """Run workers and an orchestrator; yield when every worker has been judged.
+
+    ``drafter_addresses`` names drafters that run already.
+    """
     async with AsyncExitStack() as exits:
         verifier_addresses = [
             await exits.enter_async_context(serving(VERIFIER_NAMES, each)) for each in verifiers
         ]
-        drafter_addresses = [
+        started = [
             await exits.enter_async_context(serving(DRAFTER_NAMES, each)) for each in drafters
         ]
+        all_drafters = [*drafter_addresses, *started]
         settings = OrchestratorSettings(
             verifier=tuple(verifier_addresses),
-            drafter=tuple(drafter_addresses),
+            drafter=tuple(all_drafters),
             **orchestrator_settings,
         )
         address = await exits.enter_async_context(
@@ -67,4 +72,4 @@ async def cluster(
         )
         client = await exits.enter_async_context(Client(address))
         workers = await wait_paired(client)
-        yield Cluster(client, address, verifier_addresses, drafter_addresses, workers)
+        yield Cluster(client, address, verifier_addresses, all_drafters, workers)

@@ -78,10 +78,11 @@ class Waiting:
 
 @dataclass(slots=True)
 class TableEngine:
-    """Takes the engine's place: all jobs that wait when the loop comes round make one pass."""
+    """Takes the engine's place: the jobs of ``gather_s`` seconds make one pass."""
 
     law: TableLaw
     head: Head
+    gather_s: float
     num_open: int = 0
     num_passes: int = 0
     num_rows: int = 0
@@ -134,7 +135,7 @@ class TableEngine:
 
     def _enqueue(self, waiting: Waiting) -> None:
         if not self.queue:
-            asyncio.get_running_loop().call_soon(self._pass)
+            asyncio.get_running_loop().call_later(self.gather_s, self._pass)
         self.queue.append(waiting)
 
     def _pass(self) -> None:
@@ -223,12 +224,12 @@ def _capabilities(binding: int, sources: tuple[str, ...]) -> Capabilities:
     )
 
 
-def table_verifier(law: TableLaw, *, name: str = "table") -> OpenService:
+def table_verifier(law: TableLaw, *, name: str = "table", gather_s: float = 0.0) -> OpenService:
     """Return the opener of a verifier whose target is the table."""
 
     @asynccontextmanager
     async def open_service() -> AsyncIterator[Register]:
-        engine = TableEngine(law, VerificationHead(VOCAB_SIZE, HEAD_SIZE))
+        engine = TableEngine(law, VerificationHead(VOCAB_SIZE, HEAD_SIZE), gather_s)
         identity = table_identity(name)
         verifier = VerifierServicer(
             engine=engine,  # type: ignore[arg-type]
@@ -248,12 +249,14 @@ def table_verifier(law: TableLaw, *, name: str = "table") -> OpenService:
     return open_service
 
 
-def table_drafter(law: TableLaw, *, name: str = "draft-table") -> OpenService:
+def table_drafter(
+    law: TableLaw, *, name: str = "draft-table", gather_s: float = 0.0
+) -> OpenService:
     """Return the opener of a drafter whose draft model is the table."""
 
     @asynccontextmanager
     async def open_service() -> AsyncIterator[Register]:
-        engine = TableEngine(law, DraftingHead(VOCAB_SIZE, HEAD_SIZE))
+        engine = TableEngine(law, DraftingHead(VOCAB_SIZE, HEAD_SIZE), gather_s)
         identity = table_identity(name)
         source = ModelSource(engine, MAX_CONTEXT)  # type: ignore[arg-type]
         drafter = DrafterServicer(

@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.statistical, pytest.mark.integration, pytest.mark.time
 
 PROMPT = (4, 1)
 NUM_TOKENS = 3
-CONCURRENCY = 32
+CONCURRENCY = 64
+GATHER_S = 0.005  # passes of many rows cost little more than of one
 TARGET = TableLaw.random(VOCAB_SIZE, seed=21, scale=1.0)
 DRAFT = TableLaw(TARGET.logits + TableLaw.random(VOCAB_SIZE, seed=22, scale=0.7).logits)
 
@@ -56,8 +57,8 @@ async def sample(*, num_draws: int, first_seed: int) -> tuple[Ids, Counter]:
             counts["failovers"] += output.complete.receipt.num_failovers
 
     async with cluster(
-        verifiers=[table_verifier(TARGET)],
-        drafters=[table_drafter(DRAFT)],
+        verifiers=[table_verifier(TARGET, gather_s=GATHER_S)],
+        drafters=[table_drafter(DRAFT, gather_s=GATHER_S)],
         draft_wait_ms=10_000,
     ) as services:
         await asyncio.gather(*(ask(services.client) for _ in range(CONCURRENCY)))

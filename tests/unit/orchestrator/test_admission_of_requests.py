@@ -27,6 +27,7 @@ from outrider.text import TextCodec
 VOCAB_SIZE = 8
 CONTEXT = 16
 EOS = 7
+PROMPT = TokenIds((1, 2))
 DIGESTS = IdentityDigests("tokenizer", "template", "weights")
 
 
@@ -62,7 +63,7 @@ TARGET = make_target()
 
 
 def request(
-    prompt: Prompt | None = TokenIds((1, 2)),
+    prompt: Prompt | None = PROMPT,
     *,
     sampling: SamplingParams | None = None,
     speculation: SpeculationOptions | None = None,

@@ -1,0 +1,61 @@
+"""8. A Step without a verdict in time is cancelled and failed over; time-outs <= 0 are refused."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from orchestrator.settings import OrchestratorSettings
+from orchestrator.step_time import StepTime
+from outrider.client import generate_request
+from outrider.sampling import SamplingParams
+from outrider.serving.settings import parse_settings
+from tests.cluster import cluster
+from tests.conformance.hung import Counted, hanging_after
+from verifier_svc.__main__ import open_verifier
+from verifier_svc.settings import VerifierSettings
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
+PROMPT = [10, 20, 30, 40]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_the_stream_goes_on_at_an_equal_verifier(toy: Path, temperature: float) -> None:
+    settings = VerifierSettings(model=str(toy), dtype="float32")
+    sampling = SamplingParams(temperature=temperature, seed=3, max_tokens=24, ignore_eos=True)
+    request = generate_request(PROMPT, sampling)
+
+    def plain() -> object:
+        return open_verifier(settings)
+
+    async with cluster(verifiers=[plain]) as unbroken:
+        expected = (await unbroken.client.generate(request)).token_ids
+    counted = Counted()
+    hanging = hanging_after(5, plain, counted)
+    async with cluster(
+        verifiers=[hanging, plain], min_step_timeout_s=0.5, step_timeout_factor=0.01
+    ) as services:
+        outputs = await asyncio.gather(*(services.client.generate(request) for _ in range(4)))
+    assert counted.num_streams > 0
+    assert sum(output.complete.receipt.num_failovers for output in outputs) == counted.num_streams
+    for output in outputs:
+        assert output.token_ids == expected
+        assert [i for chunk in output.chunks for i in chunk.token_ids] == expected
+
+
+async def test_patience_is_the_larger_of_five_seconds_and_ten_times_the_expected_time() -> None:
+    quick = StepTime(s_per_token=0.001, s_per_pass=0.02)
+    assert quick.timeout_s(1) == 5.0
+    slow = StepTime(s_per_token=0.01, s_per_pass=1.0)
+    assert slow.timeout_s(400) == pytest.approx(10 * (1.0 + 4.0))
+
+
+@pytest.mark.parametrize(
+    "flag", ["--draft-wait-ms=-1", "--min-step-timeout-s=0", "--step-timeout-factor=-1"]
+)
+async def test_impossible_times_stop_the_start(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings(OrchestratorSettings, ["--verifier=127.0.0.1:1", flag])
+    assert flag.split("=")[0] in capsys.readouterr().err

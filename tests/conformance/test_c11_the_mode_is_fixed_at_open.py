@@ -1,0 +1,32 @@
+"""11. Open.mode is GREEDY, COUPLED or RATIO and never changes within a sequence."""
+
+import grpc
+import pytest
+
+from outrider.v1 import common_pb2, verifier_pb2
+from tests.conformance.conftest import Worker
+from tests.conformance.wire import SAMPLED, draft_stream, verify_stream
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
+
+
+@pytest.mark.parametrize("mode", [common_pb2.MODE_UNSPECIFIED, 17])
+async def test_an_unknown_mode_is_refused(verifier: Worker, drafter: Worker, mode: int) -> None:
+    for stream in (
+        verify_stream(verifier.address, mode=mode),
+        draft_stream(drafter.address, mode=mode),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async with stream:
+                pass
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "mode" in str(caught.value.details())
+
+
+async def test_a_second_open_is_refused(verifier: Worker) -> None:
+    async with verify_stream(verifier.address, sampling=SAMPLED) as stream:
+        second = verifier_pb2.VerifyOpen(mode=common_pb2.MODE_GREEDY)
+        await stream.call.write(verifier_pb2.VerifyRequest(open=second))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stream.call.read()
+        assert await stream.call.code() is grpc.StatusCode.INVALID_ARGUMENT
