@@ -31,7 +31,7 @@ PROMPTS = (
 )
 
 NOTES = (
-    "[dim]passes: of the target model; saved: against target-only; length: mean acceptance length,\n"
+    "[dim]passes: of the target; saved: against target-only; length: mean acceptance length,\n"
     "tokens per verified draft, the target's own included. * six layers of the target, untrained:\n"
     "it guesses badly and shows that bad drafts cost time, never output.[/dim]"
 )
