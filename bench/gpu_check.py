@@ -164,8 +164,20 @@ async def check(
             log_folder=log_folder,
             ready_timeout_s=READY_TIMEOUT_S,
         )
+        same = Service(
+            "drafter-1",
+            "drafter_svc",
+            _flags(target, TARGET_SEED, device=device, dtype=dtype),
+            Path(name),
+            log_folder / "drafter-1.log",
+        )
+        log_folder.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
-        async with run_stack(options) as stack, _channel(stack.verifiers[0].address) as verifier:
+        async with (
+            _starting(same) as started,
+            run_stack(options) as stack,
+            _channel(stack.verifiers[0].address) as verifier,
+        ):
             findings.ready_s = time.monotonic() - began
             prober = Prober(
                 verifier,
@@ -195,35 +207,42 @@ async def check(
                             )
 
             await compare(stack.orchestrator.address, UNRELATED)
-            flags = _flags(target, TARGET_SEED, device=device, dtype=dtype)
-            async with _second_pair(stack, flags, Path(name), log_folder) as address:
+            await started
+            async with _orchestrator(stack, same, Path(name), log_folder) as address:
                 await compare(address, SAME)
     return findings
 
 
 @asynccontextmanager
-async def _second_pair(
-    stack: Stack, drafter_flags: Sequence[str], folder: Path, log_folder: Path
-) -> AsyncIterator[str]:
-    """Run another drafter and an orchestrator that knows no other; yield the latter's address."""
+async def _starting(service: Service) -> AsyncIterator["asyncio.Task[None]"]:
+    """Start a service in the background; yield the task that ends when it is ready."""
 
-    def service(name: str, module: str, flags: Sequence[str]) -> Service:
-        return Service(name, module, tuple(flags), folder, log_folder / f"{name}.log")
+    async def start() -> None:
+        await service.start()
+        await service.wait_ready(timeout_s=READY_TIMEOUT_S)
 
-    drafter = service("drafter-1", "drafter_svc", drafter_flags)
-    orchestrator: Service | None = None
+    task = asyncio.create_task(start())
     try:
-        await drafter.start()
-        workers = (f"--verifier={stack.verifiers[0].address}", f"--drafter={drafter.address}")
-        orchestrator = service("orchestrator-1", "orchestrator", (*workers, *ORCHESTRATOR_FLAGS))
-        await orchestrator.start()
-        for each in (drafter, orchestrator):
-            await each.wait_ready(timeout_s=READY_TIMEOUT_S)
-        yield orchestrator.address
+        yield task
     finally:
-        if orchestrator is not None:
-            await orchestrator.stop()
-        await drafter.stop()
+        task.cancel()
+        await asyncio.wait([task])
+        await service.stop()
+
+
+@asynccontextmanager
+async def _orchestrator(
+    stack: Stack, drafter: Service, folder: Path, log_folder: Path
+) -> AsyncIterator[str]:
+    """Run an orchestrator that knows no other drafter; yield its address."""
+    workers = (f"--verifier={stack.verifiers[0].address}", f"--drafter={drafter.address}")
+    name = "orchestrator-1"
+    service = Service(
+        name, "orchestrator", (*workers, *ORCHESTRATOR_FLAGS), folder, log_folder / f"{name}.log"
+    )
+    async with _starting(service) as started:
+        await started
+        yield service.address
 
 
 @asynccontextmanager

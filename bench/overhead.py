@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
+from bench.echo import round_trip_ms
 from bench.report import print_table, write_report
 from outrider.cli.pairing import wait_paired
 from outrider.cli.stack import StackOptions, run_stack
@@ -64,6 +65,7 @@ async def run(num_cycles: int) -> None:
             "speculating": await measure(client, num_cycles, speculate=True),
             "target-only": await measure(client, num_cycles, speculate=False),
         }
+    bare_ms = await round_trip_ms(VERIFY_MS / 1e3, num_cycles // 2)
     rows = [
         (
             name,
@@ -75,12 +77,14 @@ async def run(num_cycles: int) -> None:
     ]
     title = f"overhead per cycle in ms (verify sleeps {VERIFY_MS:.0f}, draft {DRAFT_MS:.0f})"
     print_table(title, ("loop", "cycles", "p50", "p99", "mean"), rows)
+    print(f"a bare bidirectional round trip after the same pause: {bare_ms:.2f} ms")
     speculating = results["speculating"]
     summary = {
         "overhead_ms_p50": quantile(speculating, 0.5),
         "overhead_ms_p99": quantile(speculating, 0.99),
         "overhead_ms_p50_target_only": quantile(results["target-only"], 0.5),
         "overhead_ms_p99_target_only": quantile(results["target-only"], 0.99),
+        "bare_round_trip_ms_p50": bare_ms,
     }
     path = write_report("overhead", summary, {"overhead_ms": results})
     print(path)

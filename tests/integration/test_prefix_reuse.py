@@ -128,6 +128,9 @@ async def test_a_pool_under_pressure_gives_every_request_its_own_answer(stage: S
     for prompt, drafter, output in zip(prompts, drafters, outputs, strict=True):
         assert_parity(output, expected[tuple(prompt)], (drafter, prompt))
     assert sum(output.complete.cached_tokens for output in outputs) > 0
-    async with asyncio.timeout(20):
-        while await blocks_in_use(stage, 0) > 0:  # noqa: ASYNC110 - it is in another service
-            await asyncio.sleep(0.05)
+    for _ in range(400):  # the last leases close a moment after their requests
+        if await blocks_in_use(stage, 0) == 0:
+            break
+        await asyncio.sleep(0.05)
+    else:
+        raise AssertionError("blocks of finished requests are still in use")
