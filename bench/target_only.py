@@ -22,27 +22,23 @@ MAX_CHARACTERS = 300
 
 
 async def tokens_per_s(client: Client, prompts: list[str], num_tokens: int, salt: str) -> float:
-    """Return tokens per second after the first token, of all streams together."""
-    firsts, lasts, counts = [], [], []
+    """Return tokens per second of all streams together, while all of them decode."""
+    arrivals: list[list[float]] = [[] for _ in prompts]
 
     async def answer(index: int) -> None:
         sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         request = generate_request(
             [("user", prompts[index])], sampling, target_only=True, cache_salt=f"{salt}{index}"
         )
-        arrivals = []
         async for response in client.stream(request):
             if response.WhichOneof("kind") == "chunk":
-                arrivals.append(time.perf_counter())
-        firsts.append(arrivals[0])
-        lasts.append(arrivals[-1])
-        counts.append(len(arrivals))
+                arrivals[index].append(time.perf_counter())
 
     await asyncio.gather(*map(answer, range(len(prompts))))
-    # Every stream runs from the last first token to the first last one, so that all count.
-    if len(prompts) == 1:
-        return (counts[0] - 1) / (lasts[0] - firsts[0])
-    return sum(counts) / (max(lasts) - min(firsts))
+    # From the last first token, when the last prompt has been read, to the first last one.
+    begin = max(times[0] for times in arrivals)
+    end = min(times[-1] for times in arrivals)
+    return sum(begin < at <= end for times in arrivals for at in times) / (end - begin)
 
 
 class Transformers:
