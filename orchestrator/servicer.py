@@ -119,6 +119,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         if message.lora_id:
             raise InvalidField("lora_id", f"{message.lora_id!r}: adapters are not supported")
         options = message.speculation
+        self.pool.check_sources(tuple(options.sources))
         wanted = options.num_draft_tokens if options.HasField("num_draft_tokens") else None
         return admit(
             request_id=current_request_id(),

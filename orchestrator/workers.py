@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from orchestrator.policy import LOOKUP
 from orchestrator.step_time import StepTime
-from outrider.errors import NotFound, Unavailable
+from outrider.errors import InvalidField, NotFound, Unavailable
 from outrider.identity import (
     ModelIdentity,
     TokenizerFiles,
@@ -121,6 +122,20 @@ class WorkerPool:
             and worker.refusals.get(target.identity.name) == ""
         ]
         return min(able, key=lambda worker: worker.num_leases, default=None)
+
+    def check_sources(self, sources: tuple[str, ...]) -> None:
+        """Raise InvalidField if no drafter offers any of the sources, as far as all are known.
+
+        A drafter that is lost still counts, since it may come back; one that was never reached
+        might offer anything.
+        """
+        drafters = [worker for worker in self.workers if worker.role is Role.DRAFTER]
+        if not sources or any(not worker.binding for worker in drafters):
+            return
+        offered = {LOOKUP, *(source for worker in drafters for source in worker.sources)}
+        if not offered & set(sources):
+            known = ", ".join(sorted(offered))
+            raise InvalidField("speculation.sources", f"{', '.join(sources)}: there is {known}")
 
     def admit_verifier(self, worker: Worker) -> None:
         """Use a verifier whose identity and files are known.

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from outrider.cli.render import print_chunk, receipt_table
 from outrider.client import Client, generate_request
+from outrider.errors import InvalidField
 from outrider.sampling import SamplingParams
 from outrider.v1 import generation_pb2 as pb
 
@@ -50,6 +51,10 @@ async def run_generate(options: GenerateOptions) -> None:
 def _request(options: GenerateOptions) -> pb.GenerateRequest:
     sampling = SamplingParams(**options.sampling)  # type: ignore[arg-type]
     messages = [("user", options.prompt)]
+    if options.system and not options.chat:
+        raise InvalidField("--system", "needs --chat; a plain prompt has no messages")
+    if not options.prompt.isprintable() and any("\ud800" <= c <= "\udfff" for c in options.prompt):
+        raise InvalidField("prompt", "holds bytes that are not UTF-8")
     if options.system:
         messages.insert(0, ("system", options.system))
     return generate_request(

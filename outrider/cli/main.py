@@ -39,7 +39,7 @@ def main() -> None:
     try:
         app()
     except grpc.aio.AioRpcError as error:
-        _fail(f"{error.code().name}: {error.details()}{_advice(error.code())}")
+        _fail(f"{error.code().name}: {error.details()}{_advice(error)}")
     except (OutriderError, StackError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
@@ -98,7 +98,9 @@ def generate(
     drafter: Annotated[
         str, typer.Option(help='Draft source, such as "model" or "ngram"; empty: the policy\'s.')
     ] = "",
-    k: Annotated[int, typer.Option("--k", help="Tokens per draft; 0: the policy's.")] = 0,
+    k: Annotated[
+        int, typer.Option("--k", help="Tokens per draft; 0: the policy's.", min=0, max=1024)
+    ] = 0,
     max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
     min_tokens: Annotated[int, typer.Option(help="Shortest output.")] = 0,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -111,7 +113,7 @@ def generate(
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object with text, ids and receipt.")
     ] = False,
-    timeout_s: Annotated[float, typer.Option(help="Deadline of the request.")] = 300.0,
+    timeout_s: Annotated[float, typer.Option(help="Deadline of the request.", min=0.001)] = 300.0,
 ) -> None:
     """Generate text; accepted draft tokens are marked in the stream."""
     options = GenerateOptions(
@@ -176,7 +178,7 @@ def _fail(message: str) -> NoReturn:
     raise SystemExit(1)
 
 
-def _advice(code: grpc.StatusCode) -> str:
-    if code is grpc.StatusCode.UNAVAILABLE:
+def _advice(error: grpc.aio.AioRpcError) -> str:
+    if "failed to connect" in (error.details() or ""):
         return "\nIs the orchestrator running? `outrider up` starts one, `outrider status` asks it."
     return ""

@@ -10,6 +10,7 @@ from rich.console import Console
 from outrider.cli.stack import Stack, StackOptions, run_stack
 
 DEMO_MODELS = Path("build/models")
+LOOKUP = "ngram"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +49,22 @@ def _announce(console: Console, stack: Stack) -> None:
 
 def _stack_options(options: UpOptions, console: Console) -> StackOptions:
     target, draft = options.target, options.draft
+    preferred: tuple[str, ...] = ()
     if not target:
         # Imported late: only this way needs torch in the process of the command line.
         from outrider.checkpoints import prepare
 
         console.print(f"demo models in {DEMO_MODELS} (made once, about half a minute)")
         prepared = prepare(DEMO_MODELS)
-        target, draft = str(prepared.target), draft or str(prepared.draft)
+        target = str(prepared.target)
+        if not draft:
+            # The demo's draft model is untrained: there to be asked for, not to be the default.
+            draft, preferred = str(prepared.draft), ("--sources", LOOKUP)
     numerics = ("--dtype", options.dtype, "--device", options.device)
     use_draft = draft and not options.lookup_only
     model_flags = ("--model", draft, *numerics) if use_draft else ()
     return StackOptions(
         verifier_flags=[("--model", target, *numerics)],
         drafter_flags=[model_flags],
-        orchestrator_flags=("--port", str(options.port)),
+        orchestrator_flags=("--port", str(options.port), *preferred),
     )

@@ -19,7 +19,7 @@ from tests.real.models import target, untrained_draft
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 
 BATCH = 8
-PROMPTS = [question.text[:400] for question in load_questions(BATCH)]
+PROMPTS = [question.text[:160] for question in load_questions(BATCH)]
 LAWS = {
     "greedy": {"temperature": 0.0},
     "coupled": {"temperature": 0.8, "top_p": 0.95, "seed": 20_240_607},
