@@ -86,6 +86,10 @@ def bias(request: pb.GenerateRequest) -> None:
 
 REFUSED: dict[str, tuple[Odd, str]] = {
     "empty text": (whole(text=""), "input"),
+    "a source that nobody has": (
+        speculation(sources=["nobody"]),
+        r"speculation\.sources: nobody",
+    ),
     "empty id list": (ids(), "input"),
     "no input": (no_input, "input"),
     "no messages": (whole(chat=pb.ChatInput()), "messages"),
@@ -134,7 +138,6 @@ ANSWERED: dict[str, Odd] = {
     "tiny top_p": sampling(top_p=1e-30),
     "min_p 1": sampling(min_p=1.0),
     "min_tokens equal to max_tokens": sampling(min_tokens=6, ignore_eos=False),
-    "a source that nobody has": speculation(sources=["nobody"]),
     "max_tokens beyond the context": sampling(max_tokens=2**31 - 1, temperature=0.0),
 }
 
