@@ -101,6 +101,23 @@ async def test_prefixes_in_scattered_blocks_serve_speculation(stage: Stage, draf
     await asyncio.gather(*others)
 
 
+async def test_the_same_block_behind_another_prefix_is_not_reused(stage: Stage):
+    """Case 33: a block's KV depends on all ids before it, not on its own alone."""
+    rng = random.Random(7)
+    x, y, shared = (random_ids(rng, BLOCK) for _ in range(3))
+    tail = random_ids(rng, 5)
+    prompts = [[*x, *shared, *tail], [*y, *tail], [*y, *shared, *tail]]
+    expected = await cold(stage, prompts)
+    cached = []
+    for prompt, plain in zip(prompts, expected, strict=True):
+        output = await stage.speculated(
+            prompt, PARAMS, drafter="alt", num_draft_tokens=K, salt="same block"
+        )
+        assert_parity(output, plain)
+        cached.append(output.complete.cached_tokens)
+    assert cached == [0, 0, BLOCK]
+
+
 async def test_a_pool_under_pressure_gives_every_request_its_own_answer(stage: Stage):
     """Case 33: 200 requests with common prefixes, more than the pool holds, each with parity."""
     rng = random.Random(200)

@@ -58,6 +58,7 @@ async def test_tiny_temperatures_are_greedy(stage: Stage):
     assert greedy.complete.receipt.rule == "greedy"
     for output in others:
         assert_parity(output, greedy)
+        assert output.complete.receipt.rule == "greedy"
     warm = await stage.plain(PROMPT, replace(PARAMS, temperature=2.0))
     assert warm.complete.receipt.rule == "coupled"
     assert warm.token_ids != greedy.token_ids
