@@ -13,6 +13,8 @@ from outrider.draft import Draft
 from outrider.serving.request_id import request_id_metadata
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
+WRITE_TIMEOUT_S = 1.0  # a drafter that does not read must not hold up the verification
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -99,11 +101,12 @@ class GrpcDraftLease:
         self.asked = Asked(self.num_advances, len(sequence), pending_ids)
         self.num_advances += 1
         try:
-            if self.reader is None:
-                self.reader = asyncio.create_task(self._read())
-                await self.call.write(drafter_pb2.DraftRequest(open=self.opening))
-            await self.call.write(drafter_pb2.DraftRequest(advance=advance))
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                if self.reader is None:
+                    self.reader = asyncio.create_task(self._read())
+                    await self.call.write(drafter_pb2.DraftRequest(open=self.opening))
+                await self.call.write(drafter_pb2.DraftRequest(advance=advance))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
             self._lose("drafter_lost")
 
     def close(self) -> None:

@@ -194,7 +194,7 @@ def table_files() -> TokenizerFiles:
     return TokenizerFiles({"tokenizer.json": tokenizer.to_str().encode()})
 
 
-def table_identity(name: str) -> ModelIdentity:
+def table_identity(name: str, max_context_length: int = MAX_CONTEXT) -> ModelIdentity:
     """Return an identity whose weights are told by their name."""
     files = table_files()
     return ModelIdentity(
@@ -205,7 +205,7 @@ def table_identity(name: str) -> ModelIdentity:
         tokenizer_probe_digest=tokenizer_probe_digest(files),
         vocab_size=VOCAB_SIZE,
         logits_size=VOCAB_SIZE,
-        max_context_length=MAX_CONTEXT,
+        max_context_length=max_context_length,
         eos_token_ids=(),
         bos_token_id=None,
         pad_token_id=None,
@@ -224,13 +224,19 @@ def _capabilities(binding: int, sources: tuple[str, ...]) -> Capabilities:
     )
 
 
-def table_verifier(law: TableLaw, *, name: str = "table", gather_s: float = 0.0) -> OpenService:
+def table_verifier(
+    law: TableLaw,
+    *,
+    name: str = "table",
+    gather_s: float = 0.0,
+    max_context_length: int = MAX_CONTEXT,
+) -> OpenService:
     """Return the opener of a verifier whose target is the table."""
 
     @asynccontextmanager
     async def open_service() -> AsyncIterator[Register]:
         engine = TableEngine(law, VerificationHead(VOCAB_SIZE, HEAD_SIZE), gather_s)
-        identity = table_identity(name)
+        identity = table_identity(name, max_context_length)
         verifier = VerifierServicer(
             engine=engine,  # type: ignore[arg-type]
             identity=identity,
@@ -250,16 +256,21 @@ def table_verifier(law: TableLaw, *, name: str = "table", gather_s: float = 0.0)
 
 
 def table_drafter(
-    law: TableLaw, *, name: str = "draft-table", gather_s: float = 0.0
+    law: TableLaw,
+    *,
+    name: str = "draft-table",
+    gather_s: float = 0.0,
+    max_context_length: int = MAX_CONTEXT,
+    servicer: type[DrafterServicer] = DrafterServicer,
 ) -> OpenService:
     """Return the opener of a drafter whose draft model is the table."""
 
     @asynccontextmanager
     async def open_service() -> AsyncIterator[Register]:
         engine = TableEngine(law, DraftingHead(VOCAB_SIZE, HEAD_SIZE), gather_s)
-        identity = table_identity(name)
-        source = ModelSource(engine, MAX_CONTEXT)  # type: ignore[arg-type]
-        drafter = DrafterServicer(
+        identity = table_identity(name, max_context_length)
+        source = ModelSource(engine, max_context_length)  # type: ignore[arg-type]
+        drafter = servicer(
             sources={source.name: source},
             identity=identity,
             max_draft_tokens=MAX_DRAFT_TOKENS,

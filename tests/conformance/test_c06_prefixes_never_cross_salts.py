@@ -29,3 +29,11 @@ async def test_rejected_rows_are_never_shared(verifier: Worker) -> None:
         wrong = [(right + 1) % 500, 1, 2, 3]
         assert not (await stream.step(ids, start=13, draft=wrong)).verdict.accepted_nodes
     assert await cached(verifier, [*ids, *wrong], "rejected") == 0
+
+
+async def test_only_what_a_step_found_counts_as_cached(verifier: Worker) -> None:
+    async with verify_stream(verifier.address, salt="counted") as stream:
+        first = (await stream.step(PROMPT)).verdict
+        assert first.cached_tokens == 0
+        ids = [*PROMPT, first.next_token_id]
+        assert (await stream.step(ids, start=len(PROMPT))).verdict.cached_tokens == 0

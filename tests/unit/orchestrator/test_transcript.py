@@ -147,3 +147,32 @@ def test_a_piece_that_may_begin_a_stop_string_waits():
     assert take(one, ["a", "b"]).pieces == ["a", ""]
     assert take(one, ["c"]).text == ""
     assert take(one, ["a"]).text == "bca"
+
+
+class Late:
+    """A text stream that tells each token's text only with the next one."""
+
+    def __init__(self) -> None:
+        self.held = ""
+
+    def push(self, token_id: int) -> str:
+        told, self.held = self.held, WORDS[token_id]
+        return told
+
+    def flush(self) -> str:
+        told, self.held = self.held, ""
+        return told
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "end"),
+    [
+        (["a", "b"], "a", End(FinishReason.STOP, stop="b")),
+        (["b", "c"], "", End(FinishReason.STOP, stop="b")),
+        (["a", "c"], "ac", End(FinishReason.LENGTH)),
+    ],
+)
+def test_text_that_becomes_certain_at_the_end_is_searched_too(words, text, end):
+    one = Transcript(Late(), StopMatcher(["b"]), frozenset([EOS]), 2)  # type: ignore[arg-type]
+    delivery = take(one, words)
+    assert (delivery.text, delivery.end) == (text, end)

@@ -1,0 +1,65 @@
+"""The queue is bounded, keeps its order and gives every slot back."""
+
+import asyncio
+
+import pytest
+
+from orchestrator.admission import Admission
+from outrider.errors import ResourceExhausted
+
+
+async def hold(admission: Admission, name: str, order: list[str], release: asyncio.Event) -> None:
+    async with admission.slot():
+        order.append(name)
+        await release.wait()
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_requests_wait_in_order_and_more_are_refused():
+    admission, order, release = Admission(1, 2), [], asyncio.Event()
+    tasks = []
+    for name in "abc":
+        tasks.append(asyncio.create_task(hold(admission, name, order, release)))
+        await settle()
+    assert (admission.num_running, admission.num_waiting) == (1, 2)
+    with pytest.raises(ResourceExhausted, match="1 requests run and 2 wait"):
+        async with admission.slot():
+            pass
+    release.set()
+    await asyncio.gather(*tasks)
+    assert order == ["a", "b", "c"]
+    assert (admission.num_running, admission.num_waiting) == (0, 0)
+
+
+async def test_who_gives_up_waiting_leaves_no_trace():
+    admission, order, release = Admission(1, 1), [], asyncio.Event()
+    first = asyncio.create_task(hold(admission, "first", order, release))
+    await settle()
+    second = asyncio.create_task(hold(admission, "second", order, release))
+    await settle()
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    assert admission.num_waiting == 0
+    third = asyncio.create_task(hold(admission, "third", order, release))
+    await settle()
+    release.set()
+    await asyncio.gather(first, third)
+    assert order == ["first", "third"]
+
+
+async def test_a_failure_gives_the_slot_back():
+    admission = Admission(1, 0)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="x"):
+            async with admission.slot():
+                raise ValueError("x")
+    assert admission.num_running == 0
+
+
+async def test_a_free_slot_is_taken_though_nobody_may_wait():
+    async with Admission(1, 0).slot() as queue_ms:
+        assert queue_ms < 100
