@@ -34,7 +34,7 @@ from outrider.identity import (
     tokenizer_digest,
     tokenizer_probe_digest,
 )
-from outrider.sampling import Mode
+from outrider.sampling import BUILT_MODES
 from outrider.serving.process import run
 from outrider.serving.server import Register
 from outrider.serving.settings import ServiceSettings, parse_settings
@@ -47,7 +47,6 @@ VOCAB_SIZE = 256
 MAX_CONTEXT = 1 << 16
 NUM_LISTED = 32  # entries of each draft distribution, as the model source sends them
 SPIN_S = 0.0012  # the last stretch is waited for busily: sleeping is only good to a millisecond
-MODES = (Mode.GREEDY, Mode.COUPLED)
 IDLE = EngineStats(0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0.0, 0)
 
 
@@ -210,7 +209,7 @@ async def open_sleeping(settings: SleepingSettings) -> AsyncIterator[Register]:
         binding=worker_pb2.WORKER_BINDING_TARGET
         if is_verifier
         else worker_pb2.WORKER_BINDING_DRAFT_MODEL,
-        modes=MODES,
+        modes=BUILT_MODES,
         max_draft_tokens=64,
         max_sequences=4096,
         sources=() if is_verifier else (source.name,),

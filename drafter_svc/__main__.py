@@ -9,12 +9,13 @@ import grpc
 
 from drafter_svc.model import DraftingHead, ModelSource
 from drafter_svc.ngram import NgramSource
-from drafter_svc.servicer import MODES, DrafterServicer
+from drafter_svc.servicer import DrafterServicer
 from drafter_svc.settings import DrafterSettings
 from drafter_svc.source import Source
 from outrider.distribution import HEAD_SIZE
 from outrider.hosting import host_model
 from outrider.identity import IdentityDigests, ModelIdentity, Numerics, TokenizerFiles
+from outrider.sampling import BUILT_MODES
 from outrider.serving.process import run
 from outrider.serving.server import Register
 from outrider.serving.settings import parse_settings
@@ -79,7 +80,7 @@ def _register(
     )
     capabilities = Capabilities(
         binding=binding,
-        modes=MODES,
+        modes=BUILT_MODES,
         max_draft_tokens=settings.max_draft_tokens,
         max_sequences=settings.max_sequences,
         sources=tuple(sources),

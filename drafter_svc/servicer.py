@@ -11,10 +11,8 @@ from outrider.draft import NO_DRAFT
 from outrider.engine import CacheTooShort
 from outrider.errors import IdentityMismatch, InvalidField, ResourceExhausted
 from outrider.identity import ModelIdentity
-from outrider.sampling import Mode, SamplingParams
+from outrider.sampling import read_law
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
-
-MODES = (Mode.GREEDY, Mode.COUPLED)
 
 
 @dataclass(slots=True)
@@ -89,12 +87,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         if request.WhichOneof("kind") != "open":
             raise InvalidField("kind", "the first message of a stream must be open")
         opening = request.open
-        mode = Mode.from_proto(opening.mode)
-        if mode not in MODES:
-            raise InvalidField("open.mode", f"{mode.name} is not supported")
-        sampling = SamplingParams.from_proto(opening.sampling)
-        if mode is Mode.COUPLED and sampling.mode is Mode.GREEDY:
-            raise InvalidField("open.mode", f"temperature {sampling.temperature} needs GREEDY")
+        mode, sampling = read_law(opening.mode, opening.sampling)
         if opening.vocab_size == 0:
             raise InvalidField("open.vocab_size", "must be the size of the target's vocabulary")
         source = self._choose(tuple(opening.sources))

@@ -6,12 +6,6 @@ from dataclasses import dataclass, field
 from orchestrator.verdict import CommittedToken, Origin, Verdict
 from outrider.draft import Draft
 
-TARGET_ONLY = (
-    "prefill",
-    "near_the_end",
-    "length_zero",
-)  # cycles that need no drafter are no failures
-
 
 @dataclass(slots=True)
 class Stats:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.policy import Policy, SpeculationOptions, SpeculationPlan
 from orchestrator.workers import Target
-from outrider.errors import IdentityMismatch, InvalidField
+from outrider.errors import InvalidField
 from outrider.identity import IdentityDigests
 from outrider.sampling import SamplingParams
 
@@ -75,11 +75,7 @@ def admit(
 
     Raises: InvalidField naming field and limit; IdentityMismatch if the expected digests differ.
     """
-    identity = target.identity
-    if mismatches := identity.digests.mismatches(expected):
-        name = mismatches[0]
-        have, want = getattr(identity.digests, name), getattr(expected, name)
-        raise IdentityMismatch(f"expected.{name}: {want} was expected, {identity.name} has {have}")
+    target.identity.require(expected)
     if len(cache_salt) > MAX_SALT_CHARACTERS:
         limit = f"at most {MAX_SALT_CHARACTERS}"
         raise InvalidField("cache_salt", f"{len(cache_salt)} characters, {limit}")

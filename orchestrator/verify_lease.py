@@ -19,9 +19,8 @@ from outrider.draft import Draft
 from outrider.serving.request_id import request_id_metadata
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 
-MAX_RESENDS = (
-    4  # a step that still lacks context after these is given up; preemption can cause a few
-)
+# A step that still lacks context after so many is given up; preemption can cause a few.
+MAX_RESENDS = 4
 
 ORIGINS = {
     verifier_pb2.NEXT_TOKEN_KIND_RECOVERED: Origin.RECOVERED,

@@ -4,8 +4,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-import grpc
-
 from outrider.sampling import SamplingParams
 from outrider.serving.channel import open_channel
 from outrider.serving.request_id import request_id_metadata
@@ -109,8 +107,3 @@ def generate_request(
     else:
         request.tokenized.input_ids.extend(prompt)
     return request
-
-
-def is_retryable(error: grpc.aio.AioRpcError) -> bool:
-    """Tell whether the same request may succeed later."""
-    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)

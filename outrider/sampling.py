@@ -139,6 +139,23 @@ class SamplingParams:
         return message
 
 
+BUILT_MODES = (Mode.GREEDY, Mode.COUPLED)
+
+
+def read_law(mode: int, message: pb.SamplingParams) -> tuple[Mode, SamplingParams]:
+    """Return the law of a sequence whose lease opens at a worker.
+
+    Raises: InvalidField for a mode that is unknown, not built, or does not fit the temperature.
+    """
+    known = Mode.from_proto(mode)
+    if known not in BUILT_MODES:
+        raise InvalidField("open.mode", f"{known.name} is not supported")
+    sampling = SamplingParams.from_proto(message)
+    if known is Mode.COUPLED and sampling.mode is Mode.GREEDY:
+        raise InvalidField("open.mode", f"temperature {sampling.temperature} needs GREEDY")
+    return known, sampling
+
+
 def refuse_not_built(message: pb.SamplingParams) -> None:
     """Raise InvalidField for the first parameter that asks for what is not built yet."""
     for name, neutral in NOT_BUILT.items():

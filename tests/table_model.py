@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from drafter_svc.model import DraftingHead, ModelSource
-from drafter_svc.servicer import MODES, DrafterServicer
+from drafter_svc.servicer import DrafterServicer
 from outrider.engine import CacheTooShort, EngineSettings, EngineStats, Finished, Head, JobInput
 from outrider.identity import (
     IdentityDigests,
@@ -28,6 +28,7 @@ from outrider.identity import (
     tokenizer_digest,
     tokenizer_probe_digest,
 )
+from outrider.sampling import BUILT_MODES
 from outrider.serving.process import OpenService
 from outrider.serving.server import Register
 from outrider.v1 import drafter_pb2_grpc, verifier_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -217,7 +218,7 @@ def table_identity(name: str, max_context_length: int = MAX_CONTEXT) -> ModelIde
 def _capabilities(binding: int, sources: tuple[str, ...]) -> Capabilities:
     return Capabilities(
         binding=binding,  # type: ignore[arg-type]
-        modes=MODES,
+        modes=BUILT_MODES,
         max_draft_tokens=MAX_DRAFT_TOKENS,
         max_sequences=MAX_SEQUENCES,
         sources=sources,

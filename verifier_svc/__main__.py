@@ -8,12 +8,13 @@ import grpc
 
 from outrider.distribution import HEAD_SIZE
 from outrider.hosting import host_model
+from outrider.sampling import BUILT_MODES
 from outrider.serving.process import run
 from outrider.serving.server import Register
 from outrider.serving.settings import parse_settings
 from outrider.v1 import verifier_pb2_grpc, worker_pb2, worker_pb2_grpc
 from outrider.worker import Capabilities, WorkerServicer
-from verifier_svc.servicer import MODES, VerifierServicer
+from verifier_svc.servicer import VerifierServicer
 from verifier_svc.settings import VerifierSettings
 from verifier_svc.verification import VerificationHead
 
@@ -36,7 +37,7 @@ async def open_verifier(settings: VerifierSettings) -> AsyncIterator[Register]:
         )
         capabilities = Capabilities(
             binding=worker_pb2.WORKER_BINDING_TARGET,
-            modes=MODES,
+            modes=BUILT_MODES,
             max_draft_tokens=settings.max_draft_tokens,
             max_sequences=settings.max_sequences,
         )

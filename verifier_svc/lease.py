@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.engine import CacheTooShort, Engine, SequenceCache
+from outrider.engine import Engine, SequenceCache
 from outrider.errors import InvalidField
 from outrider.prefix import PrefixDigest
 from verifier_svc.verification import Law, Verification
@@ -62,6 +62,3 @@ class VerifierLease:
     def close(self) -> None:
         """Give the KV back."""
         self.engine.release(self.cache)
-
-
-__all__ = ["CacheTooShort", "VerifierLease"]

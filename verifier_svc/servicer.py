@@ -6,17 +6,15 @@ from dataclasses import dataclass, field
 import grpc
 
 from outrider.engine import CacheTooShort, Engine
-from outrider.errors import IdentityMismatch, InvalidField, ResourceExhausted
-from outrider.identity import ModelIdentity
+from outrider.errors import InvalidField, ResourceExhausted
+from outrider.identity import IdentityDigests, ModelIdentity
 from outrider.prefix import PrefixDigest
-from outrider.sampling import Mode, SamplingParams
+from outrider.sampling import read_law
 from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire import validate_draft
 from outrider.worker import engine_load
 from verifier_svc.lease import VerifierLease
 from verifier_svc.verification import Law, Verification
-
-MODES = (Mode.GREEDY, Mode.COUPLED)
 
 
 @dataclass(slots=True)
@@ -55,13 +53,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         if request.WhichOneof("kind") != "open":
             raise InvalidField("kind", "the first message of a stream must be open")
         opening = request.open
-        self._check_identity(opening.expected)
-        mode = Mode.from_proto(opening.mode)
-        if mode not in MODES:
-            raise InvalidField("open.mode", f"{mode.name} is not supported")
-        sampling = SamplingParams.from_proto(opening.sampling)
-        if mode is Mode.COUPLED and sampling.mode is Mode.GREEDY:
-            raise InvalidField("open.mode", f"temperature {sampling.temperature} needs GREEDY")
+        self.identity.require(IdentityDigests.from_proto(opening.expected))
+        mode, sampling = read_law(opening.mode, opening.sampling)
         if self.num_leases >= self.max_sequences:
             raise ResourceExhausted(f"all {self.max_sequences} leases of this verifier are open")
         self.num_leases += 1
@@ -73,13 +66,6 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             max_context_length=self.identity.max_context_length,
             digest=PrefixDigest(),
         )
-
-    def _check_identity(self, expected: common_pb2.IdentityDigests) -> None:
-        have = self.identity.to_proto().digests
-        for name in ("tokenizer_digest", "chat_template_digest", "weights_digest"):
-            wanted, held = getattr(expected, name), getattr(have, name)
-            if wanted and wanted != held:
-                raise IdentityMismatch(f"expected.{name}: {wanted} was expected, {held} is loaded")
 
     async def _step(
         self, lease: VerifierLease, request: verifier_pb2.VerifyRequest

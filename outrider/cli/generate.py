@@ -53,8 +53,6 @@ def _request(options: GenerateOptions) -> pb.GenerateRequest:
     messages = [("user", options.prompt)]
     if options.system and not options.chat:
         raise InvalidField("--system", "needs --chat; a plain prompt has no messages")
-    if not options.prompt.isprintable() and any("\ud800" <= c <= "\udfff" for c in options.prompt):
-        raise InvalidField("prompt", "holds bytes that are not UTF-8")
     if options.system:
         messages.insert(0, ("system", options.system))
     return generate_request(

@@ -40,6 +40,8 @@ def main() -> None:
         app()
     except grpc.aio.AioRpcError as error:
         _fail(f"{error.code().name}: {error.details()}{_advice(error)}")
+    except UnicodeEncodeError:
+        _fail("an argument holds bytes that are not UTF-8")
     except (OutriderError, StackError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
@@ -147,7 +149,7 @@ def status(
     address: Address = DEFAULT_ADDRESS,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show workers, identities, pairs, and why a pair was refused."""
+    """Show the workers, their identities, and why a drafter was refused."""
     asyncio.run(run_status(address, as_json=json))
 
 

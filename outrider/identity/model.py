@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from outrider.errors import IdentityMismatch
 from outrider.identity.files import TokenizerFiles
 from outrider.identity.probe import tokenizer_probe_digest
 from outrider.identity.special import SpecialTokens
@@ -182,6 +183,12 @@ class ModelIdentity:
             numerics=self.numerics.to_proto(),
             incarnation=self.incarnation,
         )
+
+    def require(self, expected: IdentityDigests) -> None:
+        """Raise IdentityMismatch naming the first digest that is expected to be another."""
+        for name in self.digests.mismatches(expected):
+            want, have = getattr(expected, name), getattr(self.digests, name)
+            raise IdentityMismatch(f"expected.{name}: {want} was expected, {self.name} has {have}")
 
     def is_equal_verifier(self, other: "ModelIdentity") -> bool:
         """Tell whether the other computes the same logits, so that either may take over."""

@@ -70,11 +70,7 @@ async def verify_stream(
     )
     await call.write(verifier_pb2.VerifyRequest(open=opening))
     try:
-        response = await call.read()
-        if response is grpc.aio.EOF:
-            code, details = await call.code(), await call.details()
-            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
-        assert response.WhichOneof("kind") == "opened"
+        await _opened(call)
         yield VerifyStream(call)
     finally:
         call.cancel()
@@ -140,11 +136,20 @@ async def draft_stream(
     )
     await call.write(drafter_pb2.DraftRequest(open=opening))
     try:
-        response = await call.read()
-        if response is grpc.aio.EOF:
-            code, details = await call.code(), await call.details()
-            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+        response = await _opened(call)
         yield DraftStream(call, response.opened.source)
     finally:
         call.cancel()
         await channel.close()
+
+
+async def _opened(
+    call: grpc.aio.StreamStreamCall,
+) -> verifier_pb2.VerifyResponse | drafter_pb2.DraftResponse:
+    """Return the answer to an open; Raises: AioRpcError if it was refused."""
+    response = await call.read()
+    if response is grpc.aio.EOF:
+        code, details = await call.code(), await call.details()
+        raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+    assert response.WhichOneof("kind") == "opened"
+    return response
