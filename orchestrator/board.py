@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from outrider.draft import Draft
 
 
+MAX_BLOCKS = 64  # of one sequence; a drafter that sends more loses its oldest
+
+
 @dataclass(frozen=True, slots=True)
 class DraftBlock:
     """If the committed sequence becomes ``base_length`` tokens followed by ``path``, use
@@ -39,6 +42,9 @@ class DraftBoard:
             replaced = self._blocks.get((block.base_length, block.path))
             self.num_discarded_tokens += len(replaced.draft) if replaced is not None else 0
             self._blocks[block.base_length, block.path] = block
+            if len(self._blocks) > MAX_BLOCKS:
+                oldest = self._blocks.pop(next(iter(self._blocks)))
+                self.num_discarded_tokens += len(oldest.draft)
         self._changed.set()
 
     def wake(self) -> None:

@@ -57,7 +57,7 @@ class GrpcDraftLease:
             sequence_id=sequence.sequence_id,
             sampling=request.sampling.to_proto(),
             mode=request.sampling.mode.value,
-            noise_key=request.sampling.key,
+            noise_key=request.sampling.proposal_key,
             sources=request.plan.sources,
             target=identity.digests.to_proto(),
             cache_salt=request.cache_salt,

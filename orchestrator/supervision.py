@@ -67,6 +67,8 @@ class Supervisor:
         """Learn what the worker is and let the pool judge it."""
         stub = worker_pb2_grpc.WorkerServiceStub(worker.channel)
         answer = await stub.GetIdentity(worker_pb2.GetIdentityRequest(), timeout=CALL_TIMEOUT_S)
+        if (answer.binding == worker_pb2.WORKER_BINDING_TARGET) != (worker.role is Role.VERIFIER):
+            raise ValueError(f"the worker is not a {worker.role.value}")
         bound = answer.binding != worker_pb2.WORKER_BINDING_ANY_TARGET
         files = await fetch_tokenizer(stub) if bound else None
         # All at once: another worker's admission may judge this one at any await.
@@ -76,8 +78,6 @@ class Supervisor:
         worker.sources = tuple(answer.sources)
         worker.max_draft_tokens = answer.max_draft_tokens
         if worker.role is Role.VERIFIER:
-            if worker.binding != worker_pb2.WORKER_BINDING_TARGET:
-                raise ValueError("the worker is not a verifier")
             self.pool.admit_verifier(worker)
         else:
             worker.state = WorkerState.CONNECTING
@@ -86,7 +86,7 @@ class Supervisor:
 
     def _lose(self, worker: Worker, reason: str) -> None:
         was_used = worker.is_ready
-        worker.lose(reason)
+        self.pool.lose(worker, reason)
         if was_used:
             self._log(worker)
 

@@ -99,11 +99,14 @@ class WorkerPool:
         raise NotFound(f"model: {name or '(empty)'} is not served; there is {known}")
 
     def verifiers(self, target: Target) -> Iterator[Worker]:
-        """Yield the ready verifiers that are equal to the target."""
+        """Yield the ready verifiers that serve the target: of its name and equal to it."""
         for worker in self.workers:
             if worker.role is not Role.VERIFIER or not worker.is_ready:
                 continue
-            if worker.identity is not None and worker.identity.is_equal_verifier(target.identity):
+            identity = worker.identity
+            if identity is None or identity.name != target.identity.name:
+                continue
+            if identity.is_equal_verifier(target.identity):
                 yield worker
 
     def choose_verifier(self, target: Target, excluded: set[str]) -> Worker | None:
@@ -158,6 +161,14 @@ class WorkerPool:
             self.targets[name] = Target(worker.identity, worker.files, codec)
         worker.state, worker.reason = WorkerState.READY, ""
         self.pair_drafters()
+
+    def lose(self, worker: Worker, reason: str) -> None:
+        """Stop using a worker; one that was refused because of it is judged anew."""
+        worker.lose(reason)
+        for other in self.workers:
+            judged = other.identity is not None and other.files is not None
+            if other.role is Role.VERIFIER and other.state is WorkerState.REFUSED and judged:
+                self.admit_verifier(other)
 
     def pair_drafters(self) -> None:
         """Judge every drafter whose identity is known against the targets."""

@@ -11,13 +11,14 @@ class Draft:
 
     ``distributions`` holds per token the packed (ids, counts) of ``TokenDistribution``, or is empty
     for point masses; the orchestrator passes them on as opaque bytes. ``logit_margins`` is per
-    token or empty.
+    token or empty. ``parents`` is empty for a chain.
     """
 
     token_ids: tuple[int, ...] = ()
     source: str = ""
     distributions: tuple[tuple[bytes, bytes], ...] = ()
     logit_margins: tuple[float, ...] = ()
+    parents: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -31,15 +32,17 @@ class Draft:
             source=self.source,
             distributions=self.distributions[:num_tokens],
             logit_margins=self.logit_margins[:num_tokens],
+            parents=self.parents[:num_tokens],
         )
 
     def to_proto(self) -> pb.Draft:
-        """Return the message; a chain needs no parents."""
+        """Return the message."""
         return pb.Draft(
             token_ids=self.token_ids,
             source=self.source,
             distributions=[pb.TokenDistribution(ids=i, counts=c) for i, c in self.distributions],
             logit_margins=self.logit_margins,
+            parents=self.parents,
         )
 
     @classmethod
@@ -51,6 +54,7 @@ class Draft:
             source=message.source,
             distributions=tuple((d.ids, d.counts) for d in message.distributions),
             logit_margins=tuple(message.logit_margins),
+            parents=tuple(message.parents),
         )
 
 

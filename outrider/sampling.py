@@ -106,6 +106,11 @@ class SamplingParams:
         assert self.seed is not None
         return self.seed % 2**64
 
+    @property
+    def proposal_key(self) -> int:
+        """The noise key that a drafter is told: in GREEDY none."""
+        return 0 if self.mode is Mode.GREEDY else self.key
+
     @classmethod
     def from_proto(cls, message: pb.SamplingParams) -> "SamplingParams":
         """Read a message, unset fields at their defaults.

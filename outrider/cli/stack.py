@@ -68,6 +68,11 @@ class Service:
             ended = f"{self.name} ended with exit code {self.process.returncode}"
             raise StackError("\n".join([ended, *lines]))
 
+    async def wait(self) -> None:
+        """Wait until the process ends."""
+        assert self.process is not None
+        await self.process.wait()
+
     async def wait_ready(self, *, timeout_s: float) -> None:
         """Wait until the process serves; Raises: StackError if it ends or takes too long."""
         channel = open_channel(self.address)
@@ -128,6 +133,17 @@ class Stack:
     def services(self) -> list[Service]:
         """All of them, in the order of their start."""
         return [*self.verifiers, *self.drafters, self.orchestrator]
+
+    async def wait_until_one_ends(self) -> None:
+        """Wait for as long as all services run; Raises: StackError with the one that ended."""
+        waits = [asyncio.create_task(service.wait()) for service in self.services]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        for service in self.services:
+            service.check()
 
 
 @asynccontextmanager

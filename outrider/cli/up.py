@@ -26,7 +26,10 @@ class UpOptions:
 
 
 async def run_up(options: UpOptions) -> None:
-    """Start the services, tell where they listen, and stop them at a signal."""
+    """Start the services, tell where they listen, and stop them at a signal.
+
+    Raises: StackError if one of them ends by itself; the others are stopped.
+    """
     console = Console(highlight=False)
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -35,8 +38,16 @@ async def run_up(options: UpOptions) -> None:
     console.print("loading models")
     async with run_stack(stack_options) as stack:
         _announce(console, stack)
-        await stopping.wait()
-        console.print("stopping")
+        signalled = asyncio.create_task(stopping.wait())
+        ended = asyncio.create_task(stack.wait_until_one_ends())
+        try:
+            await asyncio.wait((signalled, ended), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                ended.result()
+        finally:
+            signalled.cancel()
+            ended.cancel()
+            console.print("stopping")
 
 
 def _announce(console: Console, stack: Stack) -> None:

@@ -93,6 +93,8 @@ INVALID: Mapping[str, Trick] = {
     "listed_id_beyond_vocabulary": lambda a: [
         a.drawn_from([*set(a.right), 2**31], [FULL - len(set(a.right)), *[1] * len(set(a.right))])
     ],
+    "a_tree": lambda a: [a.draft(parents=[-1] * len(a.right)) if len(a.right) > 1 else a.empty()],
+    "parents_in_a_circle": lambda a: [a.draft(parents=range(1, len(a.right) + 1))],
     "nan_margins": lambda a: [a.draft(logit_margins=[math.nan] * len(a.right))],
     "too_few_margins": lambda a: [a.draft(logit_margins=[1.0] * (len(a.right) + 3))],
     "too_many_distributions": lambda a: [
@@ -104,8 +106,6 @@ HARMLESS: Mapping[str, Trick] = {
     "longer_than_asked": lambda a: [a.draft([*a.right, *range(200)])],
     "a_hundred_thousand_tokens": lambda a: [a.draft([7] * 100_000)],
     "empty_list": lambda a: [a.empty()],
-    "a_tree": lambda a: [a.draft(parents=[-1] * len(a.right))],
-    "parents_in_a_circle": lambda a: [a.draft(parents=range(1, len(a.right) + 1))],
     "path_of_garbage": lambda a: [
         respond(block=a.block(path_token_ids=[2**32 - 1] * 1000, last=False)),
         respond(block=a.block(path_token_ids=[*a.path, 2**31], last=False)),

@@ -17,7 +17,14 @@ def test_head_cuts_all_parts_alike(num_tokens):
     assert head.source == "model"
 
 
-@pytest.mark.parametrize("draft", [DRAFT, NO_DRAFT, Draft((1,), "ngram")])
+TREE = Draft((4, 5, 6), "model", parents=(-1, -1, 0))
+
+
+def test_a_tree_stays_one():
+    assert TREE.head(2).parents == (-1, -1)
+
+
+@pytest.mark.parametrize("draft", [DRAFT, NO_DRAFT, Draft((1,), "ngram"), TREE])
 def test_a_message_there_and_back(draft):
     assert Draft.from_proto(draft.to_proto()) == draft
 

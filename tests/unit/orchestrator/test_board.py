@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from orchestrator.board import DraftBlock, DraftBoard
+from orchestrator.board import MAX_BLOCKS, DraftBlock, DraftBoard
 from outrider.draft import Draft
 
 BASE = [1, 2, 3]
@@ -48,6 +48,12 @@ def test_a_draft_is_taken_once():
     made = board(block((), 7, 8))
     assert made.take(BASE) is not None
     assert made.take(BASE) is None
+
+
+def test_the_oldest_block_gives_way_to_the_one_too_many():
+    made = board(*(block((4,), 7, base=3 + n) for n in range(MAX_BLOCKS + 1)))
+    assert made.num_discarded_tokens == 1
+    assert made.take([*BASE, 4]) is None, "the oldest was the one that fits"
 
 
 def test_clearing_counts_what_was_never_used():

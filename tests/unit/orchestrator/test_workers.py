@@ -117,6 +117,22 @@ def test_an_unequal_verifier_of_the_name_is_refused_and_never_chosen(change, nam
     assert made.choose_verifier(target, {"v1"}) is None
 
 
+def test_an_equal_verifier_of_another_name_serves_its_own_name_alone():
+    first, second = verifier("v1", name="one"), verifier("v2", name="two")
+    made = pool(first, second)
+    assert made.choose_verifier(made.target("one"), {"v1"}) is None
+    assert made.choose_verifier(made.target("two"), set()) is second
+
+
+def test_a_refused_verifier_is_judged_anew_when_what_it_differed_from_is_lost():
+    first, second = verifier("v1"), verifier("v2", weights="x")
+    made = pool(first, second)
+    assert second.state is WorkerState.REFUSED
+    made.lose(first, "gone")
+    assert second.state is WorkerState.READY
+    assert made.choose_verifier(made.target("m"), set()) is second
+
+
 @pytest.mark.parametrize("change", [{"incarnation": "x"}, {"revision": "x"}, {"logits_size": 9}])
 def test_what_does_not_change_the_output_does_not_part_verifiers(change):
     first, second = verifier("v1"), verifier("v2")
