@@ -31,7 +31,7 @@ class VerifyStream:
         opening = verifier_pb2.VerifyOpen(
             sequence_id="probe",
             sampling=sampling.to_proto(),
-            mode=sampling.mode.value,
+            mode=sampling.mode().value,
             seed=sampling.key,
             cache_salt=salt,
             num_prompt_tokens=num_prompt_tokens,

@@ -34,7 +34,7 @@ from outrider.identity import (
     tokenizer_digest,
     tokenizer_probe_digest,
 )
-from outrider.sampling import BUILT_MODES
+from outrider.sampling import Mode
 from outrider.serving.process import run
 from outrider.serving.server import Register
 from outrider.serving.settings import ServiceSettings, parse_settings
@@ -209,7 +209,7 @@ async def open_sleeping(settings: SleepingSettings) -> AsyncIterator[Register]:
         binding=worker_pb2.WORKER_BINDING_TARGET
         if is_verifier
         else worker_pb2.WORKER_BINDING_DRAFT_MODEL,
-        modes=BUILT_MODES,
+        modes=tuple(Mode),
         max_draft_tokens=64,
         max_sequences=4096,
         sources=() if is_verifier else (source.name,),

@@ -15,7 +15,7 @@ from drafter_svc.source import Source
 from outrider.distribution import HEAD_SIZE
 from outrider.hosting import host_model
 from outrider.identity import IdentityDigests, ModelIdentity, Numerics, TokenizerFiles
-from outrider.sampling import BUILT_MODES
+from outrider.sampling import Mode
 from outrider.serving.process import run
 from outrider.serving.server import Register
 from outrider.serving.settings import parse_settings
@@ -80,7 +80,7 @@ def _register(
     )
     capabilities = Capabilities(
         binding=binding,
-        modes=BUILT_MODES,
+        modes=tuple(Mode),
         max_draft_tokens=settings.max_draft_tokens,
         max_sequences=settings.max_sequences,
         sources=tuple(sources),

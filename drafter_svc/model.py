@@ -12,7 +12,7 @@ from drafter_svc.source import Block, Opening, Wanted
 from outrider.distribution import RowSampling
 from outrider.draft import Draft
 from outrider.engine import Engine, Finished, JobInput, SequenceCache
-from outrider.proposal import Proposal, propose
+from outrider.proposal import Place, Proposal, propose
 from outrider.sampling import Mode
 
 NAME = "model"
@@ -43,11 +43,15 @@ class Drafting:
         return self.wanted.token_ids + (self.wanted.pending or ())
 
     @property
+    def num_guesses(self) -> int:
+        """1 behind a pending draft, where the first drawn token is no part of the draft."""
+        return 0 if self.wanted.pending is None else 1
+
+    @property
     def num_wanted(self) -> int:
         """Tokens to draw, the guess included, as far as the context goes."""
         num = self.wanted.num_draft_tokens
-        if num and self.wanted.pending is not None:
-            num += 1
+        num += self.num_guesses if num else 0
         room = self.max_length - self.wanted.start - len(self.known)
         return max(0, min(num, room))
 
@@ -71,17 +75,31 @@ class Drafting:
             banned_ids=params.stop_token_ids if masked else (),
         )
 
+    def place(self) -> Place:
+        """Return where the next drawn token stands."""
+        num_drawn = len(self.drawn)
+        return Place(
+            key=self.opening.noise_key,
+            position=self.cache.length,
+            node=num_drawn - self.num_guesses,
+            cycle=self.wanted.for_cycle,
+            is_guess=num_drawn < self.num_guesses,
+        )
+
     def take(self, proposal: Proposal) -> None:
         """Keep a drawn token.
 
-        Ask for another pass unless enough were drawn or the text ends with it.
+        Ask for another pass unless enough were drawn or the text ends with it. In RATIO the number
+        was fixed beforehand: when a draft is ready must not depend on what was drawn.
         """
         token_id = proposal.token_id
         self.drawn.append(token_id)
         self.margins.append(proposal.logit_margin)
         if proposal.distribution is not None:
             self.distributions.append(proposal.distribution)
-        ends = token_id in self.opening.sampling.stop_token_ids
+        ends = (
+            self.opening.mode is not Mode.RATIO and token_id in self.opening.sampling.stop_token_ids
+        )
         if len(self.drawn) >= self.num_wanted or ends:
             self.done = True
         else:
@@ -90,8 +108,7 @@ class Drafting:
 
     def block(self) -> Block:
         """Return the proposal."""
-        pending = self.wanted.pending
-        skip = 0 if pending is None else 1
+        pending, skip = self.wanted.pending, self.num_guesses
         path = () if pending is None else (*pending, *self.drawn[:1])
         draft = Draft(
             token_ids=tuple(self.drawn[skip:]),
@@ -129,9 +146,8 @@ class DraftingHead:
             proposals = propose(
                 torch.cat([logits for _, logits in group]),  # [R, V]
                 [job.row() for job in jobs],
+                [job.place() for job in jobs],
                 mode=mode,
-                keys=[job.opening.noise_key for job in jobs],
-                positions=[job.cache.length for job in jobs],
                 vocab_size=min(self.vocab_size, vocab_size),
                 head_size=self.head_size,
             )

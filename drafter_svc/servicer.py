@@ -151,6 +151,7 @@ def _wanted(advance: drafter_pb2.Advance) -> Wanted:
         token_ids=tuple(advance.token_ids),
         pending=pending,
         num_draft_tokens=advance.max_draft_tokens,
+        for_cycle=advance.for_cycle,
     )
 
 
@@ -160,6 +161,7 @@ def _response(
     message = drafter_pb2.DraftBlock(
         base_length=advance.start + len(advance.token_ids),
         path_token_ids=block.path,
+        for_cycle=advance.for_cycle,
         draft=block.draft.to_proto(),
         cache_length=lease.cache_length,
         compute_ms=block.compute_ms,

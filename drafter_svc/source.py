@@ -23,15 +23,15 @@ class Opening:
 class Wanted:
     """One advance: the sequence holds ``token_ids`` from ``start`` on.
 
-
     ``pending`` is being verified; None: nothing is, and a draft of the committed sequence itself is
-    wanted.
+    wanted. ``for_cycle`` is the one cycle that may use the draft in RATIO.
     """
 
     start: int
     token_ids: tuple[int, ...]
     pending: tuple[int, ...] | None
     num_draft_tokens: int
+    for_cycle: int = 0
 
     @property
     def base(self) -> int:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from outrider.draft import Draft
 
-
 MAX_BLOCKS = 64  # of one sequence; a drafter that sends more loses its oldest
 
 
@@ -18,6 +17,8 @@ class DraftBlock:
     base_length: int
     path: tuple[int, ...]
     draft: Draft
+    for_cycle: int | None = None
+    """The one cycle that may use the block; None: any."""
 
     @property
     def fits_length(self) -> int:
@@ -51,16 +52,19 @@ class DraftBoard:
         """Wake who waits, since no block will come."""
         self._changed.set()
 
-    def take(self, token_ids: Sequence[int]) -> Draft | None:
-        """Return the draft that fits the committed ids and drop every block that no longer can."""
+    def take(self, token_ids: Sequence[int], cycle: int) -> Draft | None:
+        """Return the draft that fits the committed ids in this cycle and drop every block that no
+        longer can."""
         self._changed.clear()
         length = len(token_ids)
         fitting: Draft | None = None
         for key, block in list(self._blocks.items()):
-            if block.fits_length > length:
+            is_due = block.for_cycle is None or block.for_cycle == cycle
+            is_over = block.for_cycle is not None and block.for_cycle < cycle
+            if not is_over and block.fits_length > length:
                 continue
             del self._blocks[key]
-            matches = block.fits_length == length
+            matches = is_due and block.fits_length == length
             if fitting is None and matches and _ends_with(token_ids, block):
                 fitting = block.draft
             else:

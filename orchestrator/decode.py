@@ -4,6 +4,7 @@ Draft, verify, commit, stream. Target-only is the same loop with empty drafts.
 """
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.drafting import Drafting
@@ -12,6 +13,17 @@ from orchestrator.sequence import Sequence
 from orchestrator.transcript import Delivery, Transcript
 from orchestrator.verdict import Verdict, committed_tokens
 from outrider.draft import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """One turn of the loop: what was proposed, what was decided, what is delivered."""
+
+    number: int
+    base_position: int
+    draft: Draft
+    verdict: Verdict
+    delivery: Delivery
 
 
 class Verification(Protocol):
@@ -35,8 +47,8 @@ async def decode(
     drafting: Drafting,
     transcript: Transcript,
     stats: Stats,
-) -> AsyncIterator[Delivery]:
-    """Yield what each cycle delivers until the sequence is finished.
+) -> AsyncIterator[Cycle]:
+    """Yield each cycle as it is committed until the sequence is finished.
 
     Raises: Unavailable if the verifier is lost and no equal one is there.
     """
@@ -46,6 +58,7 @@ async def decode(
         await drafting.prepare_next(sequence, draft)
         verdict = await verification.verdict(sequence, draft)
         delivery = transcript.take(committed_tokens(draft.token_ids, verdict))
+        done = Cycle(sequence.cycle, len(sequence), draft, verdict, delivery)
         sequence.commit(delivery.tokens, delivery.end)
         stats.observe(draft, verdict, delivery.tokens)
-        yield delivery
+        yield done

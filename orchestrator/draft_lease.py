@@ -10,6 +10,7 @@ from orchestrator.kv_ledger import KVLedger
 from orchestrator.request import Request
 from orchestrator.sequence import Sequence
 from outrider.draft import Draft
+from outrider.sampling import Mode, drafter_key
 from outrider.serving.request_id import request_id_metadata
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
@@ -23,6 +24,7 @@ class Asked:
     cycle: int
     base_length: int
     pending: tuple[int, ...] | None
+    for_cycle: int | None
 
 
 @dataclass(slots=True)
@@ -36,6 +38,8 @@ class GrpcDraftLease:
     call: grpc.aio.StreamStreamCall
     board: DraftBoard
     opening: drafter_pb2.DraftOpen
+    binds_cycles: bool = False
+    """RATIO: a block serves one cycle, and is used whole."""
     ledger: KVLedger = field(default_factory=KVLedger)
     asked: Asked | None = None
     num_advances: int = 0
@@ -56,8 +60,8 @@ class GrpcDraftLease:
         opening = drafter_pb2.DraftOpen(
             sequence_id=sequence.sequence_id,
             sampling=request.sampling.to_proto(),
-            mode=request.sampling.mode.value,
-            noise_key=request.sampling.proposal_key,
+            mode=request.mode.value,
+            noise_key=drafter_key(request.mode, request.sampling.key),
             sources=request.plan.sources,
             target=identity.digests.to_proto(),
             cache_salt=request.cache_salt,
@@ -66,7 +70,7 @@ class GrpcDraftLease:
         )
         stub = drafter_pb2_grpc.DrafterServiceStub(channel)
         call = stub.Draft(timeout=timeout_s, metadata=request_id_metadata(request.request_id))
-        return cls(call, board, opening)
+        return cls(call, board, opening, binds_cycles=request.mode is Mode.RATIO)
 
     @property
     def is_alive(self) -> bool:
@@ -80,7 +84,7 @@ class GrpcDraftLease:
 
     def answers(self, sequence: Sequence) -> bool:
         """True while the awaited answer can fit the present sequence."""
-        if self.asked is None:
+        if self.asked is None or self.asked.for_cycle not in (None, sequence.cycle):
             return False
         after = tuple(sequence.token_ids[self.asked.base_length :])
         if self.asked.pending is None:
@@ -90,15 +94,19 @@ class GrpcDraftLease:
     async def advance(self, sequence: Sequence, pending: Draft | None, num_tokens: int) -> None:
         """Tell what is committed and what is being verified (None: nothing is)."""
         start = min(self.ledger.cache_length, len(sequence) - 1)
+        for_cycle = None
+        if self.binds_cycles:
+            for_cycle = sequence.cycle if pending is None else sequence.cycle + 1
         advance = drafter_pb2.Advance(
             cycle=self.num_advances,
             start=start,
             token_ids=sequence.token_ids[start:],
             pending=None if pending is None else common_pb2.Draft(token_ids=pending.token_ids),
             max_draft_tokens=num_tokens,
+            for_cycle=for_cycle or 0,
         )
         pending_ids = None if pending is None else pending.token_ids
-        self.asked = Asked(self.num_advances, len(sequence), pending_ids)
+        self.asked = Asked(self.num_advances, len(sequence), pending_ids, for_cycle)
         self.num_advances += 1
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
@@ -142,7 +150,9 @@ class GrpcDraftLease:
         else:
             self.ledger.expect(stated)
         path = tuple(block.path_token_ids)
-        self.board.post(DraftBlock(block.base_length, path, Draft.from_proto(block.draft)))
+        draft = Draft.from_proto(block.draft)
+        for_cycle = block.for_cycle if self.binds_cycles else None
+        self.board.post(DraftBlock(block.base_length, path, draft, for_cycle))
 
     def _answered(self, cycle: int) -> None:
         if self.asked is not None and self.asked.cycle == cycle:

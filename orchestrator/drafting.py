@@ -72,7 +72,7 @@ class Drafting:
         Empty if none is ready within the budget.
         """
         num_tokens = min(self.plan.num_draft_tokens(sequence.cycle), sequence.num_remaining - 1)
-        fitting = self.board.take(sequence.token_ids)
+        fitting = self.board.take(sequence.token_ids, sequence.cycle)
         if not self.plan.speculates:
             return NO_DRAFT
         if num_tokens <= 0:
@@ -84,6 +84,9 @@ class Drafting:
             draft = self._look_up(sequence, num_tokens)
         if not draft:
             return self._none(self._why_none(sequence))
+        if self.plan.uses_drafts_whole and len(draft) > num_tokens:
+            self.board.num_discarded_tokens += len(draft)
+            return self._none("draft_too_long")
         self.board.num_discarded_tokens += len(draft) - len(draft.head(num_tokens))
         return draft.head(num_tokens)
 
@@ -118,7 +121,7 @@ class Drafting:
                         await lease.advance(sequence, None, num_tokens)
                         asked = True
                     await self.board.wait()
-                    draft = self.board.take(sequence.token_ids)
+                    draft = self.board.take(sequence.token_ids, sequence.cycle)
                     if draft is not None:
                         break
         except TimeoutError:

@@ -8,13 +8,13 @@ import structlog
 
 from orchestrator.admission import Admission
 from orchestrator.board import DraftBoard
-from orchestrator.decode import decode
+from orchestrator.decode import Cycle, decode
 from orchestrator.draft_lease import GrpcDraftLease
 from orchestrator.drafting import Drafting
 from orchestrator.receipt import Stats
 from orchestrator.request import Request
 from orchestrator.sequence import Event, Sequence, State
-from orchestrator.transcript import Delivery, Transcript
+from orchestrator.transcript import Transcript
 from orchestrator.verification import LeasedVerification
 from orchestrator.workers import Worker, WorkerPool
 from outrider.lookup.ngram import NgramIndex
@@ -53,8 +53,8 @@ class Generation:
         """Milliseconds since the request arrived."""
         return (self.clock() - self.began) * 1e3
 
-    async def run(self, admission: Admission) -> AsyncGenerator[Delivery, None]:
-        """Yield what each cycle delivers; leases are closed whatever happens.
+    async def run(self, admission: Admission) -> AsyncGenerator[Cycle, None]:
+        """Yield each cycle as it is committed; leases are closed whatever happens.
 
         Raises: ResourceExhausted if the queue is full; Unavailable if the verifier is lost for
             good.
@@ -67,9 +67,9 @@ class Generation:
                 steps = decode(
                     self.sequence, verification, drafting, self._transcript(), self.stats
                 )
-                async for delivery in steps:
+                async for cycle in steps:
                     self.stats.ttft_ms = self.stats.ttft_ms or self.elapsed_ms
-                    yield delivery
+                    yield cycle
             finally:
                 if self.sequence.state is not State.FINISHED:
                     self.sequence.apply(Event.ABORT)

@@ -1,9 +1,10 @@
 """What a request's speculation looks like, and why."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from outrider.errors import InvalidField
+from outrider.sampling import MAX_TRACED_IDS, AcceptanceRule
 
 LOOKUP = "ngram"
 ON = "on"
@@ -16,6 +17,8 @@ class SpeculationOptions:
     target_only: bool = False
     sources: tuple[str, ...] = ()
     num_draft_tokens: int | None = None
+    rule: AcceptanceRule | None = None
+    num_traced_ids: int = 0
 
 
 class LengthSchedule(Protocol):
@@ -30,7 +33,7 @@ class SpeculationPlan:
 
     ``sources`` in order of preference, empty for the drafter's own default; ``draft_wait_s`` bounds
     how long a verification may wait for a draft; ``lookup`` allows the orchestrator's own lookup
-    where no draft is there.
+    where no draft is there; ``num_traced_ids`` ids are reported per row, 0 for no trace.
     """
 
     sources: tuple[str, ...]
@@ -38,11 +41,18 @@ class SpeculationPlan:
     draft_wait_s: float
     lookup: bool
     decision: str
+    rule: AcceptanceRule = AcceptanceRule.COUPLED
+    num_traced_ids: int = 0
 
     @property
     def speculates(self) -> bool:
         """False for target-only."""
         return self.decision == ON
+
+    @property
+    def uses_drafts_whole(self) -> bool:
+        """True where leaving tokens of a draft out could change the law."""
+        return self.rule is not AcceptanceRule.COUPLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +75,26 @@ class Policy:
     max_draft_tokens: int = 16
     draft_wait_s: float = 0.1
     lookup_on_miss: bool = True
+    rule: AcceptanceRule = AcceptanceRule.COUPLED
 
     def plan(self, options: SpeculationOptions) -> SpeculationPlan:
         """Return the plan of one request.
 
         Raises: InvalidField if the asked-for draft length is out of range or contradicts
-            target_only.
+            target_only, or the trace is too long.
         """
+        if options.num_traced_ids > MAX_TRACED_IDS:
+            raise InvalidField(
+                "speculation.trace_top_ids",
+                f"{options.num_traced_ids} is outside [0, {MAX_TRACED_IDS}]",
+            )
+        return replace(
+            self._plan(options),
+            rule=options.rule or self.rule,
+            num_traced_ids=options.num_traced_ids,
+        )
+
+    def _plan(self, options: SpeculationOptions) -> SpeculationPlan:
         wanted = options.num_draft_tokens
         if options.target_only:
             if options.sources or wanted is not None:

@@ -50,7 +50,8 @@ class Stats:
         self.min_margin = min(self.min_margin, verdict.margin)
         if verdict.invalid_draft:
             self.note_fallback("invalid_draft")
-        elif draft:
+        # In RATIO the tokens before a wrong one are still of use.
+        if draft and (not verdict.invalid_draft or verdict.num_accepted):
             accepted = sum(token.origin is Origin.ACCEPTED for token in delivered)
             self.num_spec_steps += 1
             self.num_draft_tokens += len(draft)

@@ -8,7 +8,7 @@ from orchestrator.policy import Policy, SpeculationOptions, SpeculationPlan
 from orchestrator.workers import Target
 from outrider.errors import InvalidField
 from outrider.identity import IdentityDigests
-from outrider.sampling import SamplingParams
+from outrider.sampling import Mode, SamplingParams
 
 MAX_SALT_CHARACTERS = 256
 MAX_MESSAGES = 1024
@@ -52,6 +52,11 @@ class Request:
     sampling: SamplingParams
     plan: SpeculationPlan
     cache_salt: str
+
+    @property
+    def mode(self) -> Mode:
+        """The mode of the sequence."""
+        return self.sampling.mode(self.plan.rule)
 
     @property
     def max_length(self) -> int:

@@ -9,16 +9,16 @@ import grpc
 
 import outrider
 from orchestrator.admission import Admission
+from orchestrator.decode import Cycle
 from orchestrator.generation import Generation
 from orchestrator.policy import Policy, SpeculationOptions
 from orchestrator.request import Chat, Prompt, Request, Text, TokenIds, admit, prompt_ids_of
 from orchestrator.sequence import FinishReason
-from orchestrator.transcript import Delivery
 from orchestrator.verdict import Origin
 from orchestrator.workers import Worker, WorkerPool
 from outrider.errors import InvalidField
 from outrider.identity import IdentityDigests
-from outrider.sampling import Mode, SamplingParams
+from outrider.sampling import AcceptanceRule, Mode, SamplingParams
 from outrider.serving.request_id import current_request_id
 from outrider.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 
@@ -27,6 +27,11 @@ ORIGINS = {
     Origin.RECOVERED: generation_pb2.TOKEN_ORIGIN_RECOVERED,
     Origin.BONUS: generation_pb2.TOKEN_ORIGIN_BONUS,
     Origin.ONLY: generation_pb2.TOKEN_ORIGIN_ONLY,
+}
+RULES = {
+    generation_pb2.ACCEPTANCE_RULE_COUPLED: AcceptanceRule.COUPLED,
+    generation_pb2.ACCEPTANCE_RULE_REJECTION: AcceptanceRule.REJECTION,
+    generation_pb2.ACCEPTANCE_RULE_BLOCK: AcceptanceRule.BLOCK,
 }
 REASONS = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
@@ -53,11 +58,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         # collection.
         writing: asyncio.Task[None] | None = None
         try:
-            async with aclosing(generation.run(self.admission)) as deliveries:
-                async for delivery in deliveries:
+            async with aclosing(generation.run(self.admission)) as cycles:
+                async for cycle in cycles:
                     if writing is not None:
                         await writing
-                    response = generation_pb2.GenerateResponse(chunk=_chunk(delivery))
+                    response = generation_pb2.GenerateResponse(chunk=_chunk(cycle))
                     writing = asyncio.create_task(context.write(response))
             if writing is not None:
                 await writing
@@ -126,7 +131,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             target=self.pool.target(message.model),
             prompt=_prompt(message),
             sampling=SamplingParams.from_proto(message.sampling_params),
-            speculation=SpeculationOptions(options.target_only, tuple(options.sources), wanted),
+            speculation=SpeculationOptions(
+                target_only=options.target_only,
+                sources=tuple(options.sources),
+                num_draft_tokens=wanted,
+                rule=_rule(options.acceptance_rule),
+                num_traced_ids=options.trace_top_ids,
+            ),
             expected=IdentityDigests.from_proto(message.expected),
             cache_salt=message.cache_salt,
             policy=self.policy,
@@ -148,12 +159,34 @@ def _prompt(
     return None
 
 
-def _chunk(delivery: Delivery) -> generation_pb2.GenerateChunk:
+def _rule(value: int) -> AcceptanceRule | None:
+    """Return the rule that was asked for; None leaves it to the policy."""
+    if not value:
+        return None
+    for number, rule in RULES.items():
+        if number == value:
+            return rule
+    raise InvalidField("speculation.acceptance_rule", f"{value} is not a rule")
+
+
+def _chunk(cycle: Cycle) -> generation_pb2.GenerateChunk:
+    delivery = cycle.delivery
     return generation_pb2.GenerateChunk(
         text=delivery.text,
         token_ids=[token.token_id for token in delivery.tokens],
         origins=[ORIGINS[token.origin] for token in delivery.tokens],
         pieces=delivery.pieces,
+        trace=None if cycle.verdict.trace is None else _trace(cycle),
+    )
+
+
+def _trace(cycle: Cycle) -> generation_pb2.CycleTrace:
+    return generation_pb2.CycleTrace(
+        cycle=cycle.number,
+        base_position=cycle.base_position,
+        draft=cycle.draft.to_proto(),
+        step=cycle.verdict.trace,
+        invalid_draft=cycle.verdict.invalid_draft,
     )
 
 
@@ -181,8 +214,8 @@ def _receipt(generation: Generation) -> generation_pb2.Receipt:
     decision = request.plan.decision
     receipt = generation_pb2.Receipt(
         request_id=request.request_id,
-        rule=request.sampling.mode.name.lower(),
-        seed=0 if request.sampling.mode is Mode.GREEDY else request.sampling.seed,
+        rule="greedy" if request.mode is Mode.GREEDY else request.plan.rule.value,
+        seed=0 if request.mode is Mode.GREEDY else request.sampling.seed,
         target=request.target.identity.to_proto(),
         num_spec_steps=stats.num_spec_steps,
         num_draft_tokens=stats.num_draft_tokens,

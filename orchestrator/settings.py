@@ -5,6 +5,7 @@ from pydantic_settings import SettingsConfigDict
 
 from orchestrator.policy import Policy
 from orchestrator.step_time import StepTime
+from outrider.sampling import AcceptanceRule
 from outrider.serving.settings import CommaSeparated, ServiceSettings
 
 
@@ -61,6 +62,10 @@ class OrchestratorSettings(ServiceSettings):
     lookup_on_miss: bool = Field(
         default=True, description="Draft by n-gram lookup where the drafter has nothing ready."
     )
+    acceptance_rule: AcceptanceRule = Field(
+        default=AcceptanceRule.COUPLED,
+        description="What decides about draft tokens of sampled requests that name no rule.",
+    )
     allow_template_difference: CommaSeparated = Field(
         default=(),
         description="Drafter addresses whose chat template may differ from the target's.",
@@ -80,4 +85,5 @@ class OrchestratorSettings(ServiceSettings):
             max_draft_tokens=max(self.max_draft_tokens, self.num_draft_tokens),
             draft_wait_s=self.draft_wait_ms / 1e3,
             lookup_on_miss=self.lookup_on_miss,
+            rule=self.acceptance_rule,
         )

@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 
 class Origin(enum.Enum):
@@ -30,6 +31,8 @@ class Verdict:
     compute_ms: float
     round_trip_ms: float
     margin: float
+    trace: Any = None
+    """What decided, as the verifier told it; passed on to the client as it is. None: not asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from orchestrator.sequence import Sequence
 from orchestrator.step_time import StepTime
 from orchestrator.verdict import Origin, Verdict
 from outrider.draft import Draft
+from outrider.sampling import AcceptanceRule
 from outrider.serving.request_id import request_id_metadata
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 
@@ -26,6 +27,11 @@ ORIGINS = {
     verifier_pb2.NEXT_TOKEN_KIND_RECOVERED: Origin.RECOVERED,
     verifier_pb2.NEXT_TOKEN_KIND_BONUS: Origin.BONUS,
     verifier_pb2.NEXT_TOKEN_KIND_ONLY: Origin.ONLY,
+}
+RATIO_RULES = {
+    AcceptanceRule.COUPLED: verifier_pb2.RATIO_RULE_UNSPECIFIED,
+    AcceptanceRule.REJECTION: verifier_pb2.RATIO_RULE_REJECTION,
+    AcceptanceRule.BLOCK: verifier_pb2.RATIO_RULE_BLOCK,
 }
 
 
@@ -62,6 +68,7 @@ class VerifyLease:
     call: grpc.aio.StreamStreamCall
     opening: verifier_pb2.VerifyOpen
     step_time: StepTime
+    num_traced_ids: int = 0
     ledger: KVLedger = field(default_factory=KVLedger)
     opening_sent: bool = False
     sent_at: float = 0.0
@@ -80,7 +87,8 @@ class VerifyLease:
         opening = verifier_pb2.VerifyOpen(
             sequence_id=sequence.sequence_id,
             sampling=request.sampling.to_proto(),
-            mode=request.sampling.mode.value,
+            mode=request.mode.value,
+            ratio_rule=RATIO_RULES[request.plan.rule],
             seed=request.sampling.key,
             cache_salt=request.cache_salt,
             expected=request.target.identity.digests.to_proto(),
@@ -88,7 +96,7 @@ class VerifyLease:
         )
         stub = verifier_pb2_grpc.VerifierServiceStub(channel)
         call = stub.Verify(timeout=timeout_s, metadata=request_id_metadata(request.request_id))
-        return cls(call, opening, step_time)
+        return cls(call, opening, step_time, request.plan.num_traced_ids)
 
     async def send(self, sequence: Sequence, draft: Draft) -> None:
         """Send the step of the present cycle with the ids that the verifier lacks."""
@@ -98,6 +106,7 @@ class VerifyLease:
             start=start,
             token_ids=sequence.token_ids[start:],
             prefix_digest=sequence.digest.digest(start),
+            top_ids=self.num_traced_ids,
         )
         if draft:
             step.draft.CopyFrom(draft.to_proto())
@@ -176,6 +185,7 @@ class VerifyLease:
             compute_ms=verdict.compute_ms,
             round_trip_ms=elapsed_s * 1e3,
             margin=verdict.min_decision_margin,
+            trace=verdict.trace if verdict.HasField("trace") else None,
         )
 
     async def _lost(self, error: BaseException | None) -> VerifierLost:

@@ -1,30 +1,45 @@
 """Which draft tokens the target accepts, and the one token of its own that follows.
 
 In GREEDY and COUPLED the target's token at each position is fixed before the draft is looked at, so
-accepting while they are equal is exact for every draft, however it was made.
+accepting while they are equal is exact for every draft, however it was made. In RATIO the draft's
+probabilities decide (``outrider.ratio``).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from outrider import coupling, distribution
+from outrider import coupling, distribution, ratio
 from outrider.distribution import HEAD_SIZE, RowSampling
-from outrider.sampling import Mode
+from outrider.ratio import Chain, Proposed
+from outrider.sampling import AcceptanceRule, Mode
 
 
 @dataclass(frozen=True, slots=True)
 class ChainRequest:
     """One sequence's rows in a pass: a chain of K draft tokens is judged by K + 1 rows."""
 
-    draft_token_ids: tuple[int, ...]
+    proposed: Proposed
     rows: tuple[RowSampling, ...]
     """[K + 1]; row i processes the logits of position base_position + i."""
     mode: Mode
     key: int
     base_position: int
     """Absolute position of the first token to be emitted."""
+    cycle: int = 0
+    """Keys the noise of RATIO."""
+    rule: AcceptanceRule = AcceptanceRule.BLOCK
+    """Decides in RATIO: REJECTION or BLOCK."""
+
+    @property
+    def draft_token_ids(self) -> tuple[int, ...]:
+        """The K draft tokens."""
+        return self.proposed.token_ids
+
+    def chain(self) -> Chain:
+        """Return what RATIO needs to know."""
+        return Chain(self.proposed, self.rule, self.key, self.base_position, self.cycle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +49,8 @@ class Decision:
     num_accepted: int
     next_token_id: int
     min_margin: float
-    """Smallest lead of a winner among the rows that decided: what a change must exceed to
-    matter."""
+    """Smallest lead of a winner among the rows that decided, in RATIO smallest distance of a
+    uniform from its threshold: what a change must exceed to matter."""
 
 
 def num_accepted(draft_token_ids: Sequence[int], target_token_ids: Sequence[int]) -> int:
@@ -76,11 +91,59 @@ def verify_batch(
     """Decide several sequences at once; each decision is the one that its sequence would get alone.
 
     Shapes: logits [sum of K + 1, L] float32, the rows of the requests one after another.
-    Raises: ValueError if rows and logits disagree, for RATIO.
+    Raises: ValueError if rows and logits disagree.
     """
+    starts = [0]
     for request in requests:
         if len(request.rows) != len(request.draft_token_ids) + 1:
             raise ValueError(f"{len(request.rows)} rows for {len(request.draft_token_ids)} tokens")
+        starts.append(starts[-1] + len(request.rows))
+    if starts[-1] != len(logits):
+        raise ValueError(f"{starts[-1]} rows for {len(logits)} rows of logits")
+    decisions: dict[int, Decision] = {}
+    for verify, group in (
+        (_verify_fixed, [i for i, each in enumerate(requests) if each.mode is not Mode.RATIO]),
+        (_verify_ratio, [i for i, each in enumerate(requests) if each.mode is Mode.RATIO]),
+    ):
+        if not group:
+            continue
+        part = logits
+        if len(group) < len(requests):
+            part = torch.cat([logits[starts[i] : starts[i + 1]] for i in group])
+        made = verify(
+            [requests[i] for i in group], part, vocab_size=vocab_size, head_size=head_size
+        )
+        decisions.update(zip(group, made, strict=True))
+    return [decisions[i] for i in range(len(requests))]
+
+
+def _verify_ratio(
+    requests: Sequence[ChainRequest], logits: torch.Tensor, *, vocab_size: int, head_size: int
+) -> list[Decision]:
+    rows = [row for request in requests for row in request.rows]
+    processed = distribution.process(logits, rows, vocab_size=vocab_size, head_size=head_size)
+    made = ratio.verify([request.chain() for request in requests], processed.log_probs())
+    columns = (made.accepted.tolist(), made.next_ids.tolist(), made.margins.tolist())
+    return [
+        _as_stated(request, Decision(*each))
+        for request, *each in zip(requests, *columns, strict=True)
+    ]
+
+
+def _as_stated(request: ChainRequest, decision: Decision) -> Decision:
+    """Return the decision in terms of the draft that the drafter stated.
+
+    A corrected token that was kept is the verifier's own: it ends the cycle, without a bonus.
+    """
+    tokens = request.draft_token_ids
+    if request.proposed.is_corrected and decision.num_accepted == len(tokens):
+        return replace(decision, num_accepted=len(tokens) - 1, next_token_id=tokens[-1])
+    return decision
+
+
+def _verify_fixed(
+    requests: Sequence[ChainRequest], logits: torch.Tensor, *, vocab_size: int, head_size: int
+) -> list[Decision]:
     rows = [row for request in requests for row in request.rows]
     modes = [request.mode for request in requests for _ in request.rows]
     keys = [request.key for request in requests for _ in request.rows]
@@ -110,15 +173,16 @@ def select(
     vocab_size: int,
     head_size: int = HEAD_SIZE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's token and its lead over the second: the plain, non-speculative sampler.
+    """Return each row's token and its lead over the second: the plain sampler of GREEDY and
+    COUPLED.
 
     Shapes: logits [R, L] float32; the sequences [R]; ids [R] int64, leads [R] float32.
-    Raises: ValueError if sizes disagree, for RATIO.
+    Raises: ValueError if sizes disagree, for RATIO, where no row has a token of its own.
     """
     if not len(rows) == len(modes) == len(keys) == len(positions) == len(logits):
         raise ValueError(f"{len(rows)} rows for {len(logits)} rows of logits")
     if Mode.RATIO in modes:
-        raise ValueError("RATIO is not built")
+        raise ValueError("RATIO decides by chains, not by rows")
     ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     margins = torch.empty(len(rows), dtype=torch.float32, device=logits.device)
     greedy = [i for i, mode in enumerate(modes) if mode is Mode.GREEDY]

@@ -1,16 +1,33 @@
 """What a drafter with logits proposes: a token, its lead, and what it was drawn from."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from outrider import coupling, distribution, wire
+from outrider import coupling, distribution, ratio, wire
 from outrider.distribution import HEAD_SIZE, Distribution, RowSampling
+from outrider.ratio import Floats, Ints
 from outrider.sampling import Mode
 
 NUM_LISTED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a draft token stands, which is what keys its noise."""
+
+    key: int
+    """The seed in COUPLED, the proposal key in RATIO."""
+    position: int
+    """Absolute position of the token."""
+    node: int = 0
+    """RATIO: index of the token in its draft."""
+    cycle: int = 0
+    """RATIO: the one cycle that may use the draft."""
+    is_guess: bool = False
+    """The token is not proposed: it guesses what the target will add to a pending draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,62 +43,101 @@ class Proposal:
 def propose(
     logits: torch.Tensor,
     rows: Sequence[RowSampling],
+    places: Sequence[Place],
     *,
     mode: Mode,
-    keys: Sequence[int],
-    positions: Sequence[int],
     vocab_size: int,
     head_size: int = HEAD_SIZE,
     num_listed: int = NUM_LISTED,
 ) -> list[Proposal]:
-    """Draw one draft token per row by the target's own rule.
+    """Draw one draft token per row.
 
-    The distribution lists the ``num_listed`` most likely ids, the drawn one always among them; 0
-    asks for none. In COUPLED it is the processed one; in GREEDY, where that would be a point, it is
-    the logits' own at temperature 1, which says more about how sure the drafter was.
-    Shapes: logits [R, L] float32; rows, keys, positions [R].
-    Raises: ValueError for RATIO.
+    In GREEDY and COUPLED the target's own rule draws it, and the distribution lists the
+    ``num_listed`` most likely ids, the drawn one always among them; 0 asks for none. In COUPLED it
+    is the processed one; in GREEDY, where that would be a point, it is the logits' own at
+    temperature 1, which says more about how sure the drafter was.
+    In RATIO the processed distribution is cut to its ``num_listed`` most likely ids, turned into
+    counts, and then drawn from exactly those; a guess is its most likely id.
+    Shapes: logits [R, L] float32; rows, places [R].
+    Raises: ValueError for RATIO without ids to list.
     """
-    if mode is Mode.RATIO:
-        raise ValueError("RATIO is not built")
     greedy_ids, margins = distribution.greedy(logits, rows, vocab_size=vocab_size)
-    processed: Distribution | None = None
-    if mode is Mode.COUPLED:
-        processed = distribution.process(logits, rows, vocab_size=vocab_size, head_size=head_size)
-        ids, _ = coupling.draw(processed, keys, positions)
-    else:
-        ids = greedy_ids
-        if num_listed:
-            plain = [RowSampling(banned_ids=row.banned_ids) for row in rows]
-            processed = distribution.process(
-                logits, plain, vocab_size=vocab_size, head_size=num_listed
-            )
-    token_ids = ids.tolist()
+    leads = margins.tolist()
+    if mode is Mode.GREEDY:
+        plain = [RowSampling(banned_ids=row.banned_ids) for row in rows]
+        processed = (
+            distribution.process(logits, plain, vocab_size=vocab_size, head_size=num_listed)
+            if num_listed
+            else None
+        )
+        return _chosen(greedy_ids.tolist(), leads, processed, num_listed)
+    if mode is Mode.RATIO:
+        if num_listed < 1:
+            raise ValueError("RATIO draws from listed ids; num_listed must be at least 1")
+        processed = distribution.process(logits, rows, vocab_size=vocab_size, head_size=num_listed)
+        return _drawn(processed, places, greedy_ids.tolist(), leads, num_listed)
+    processed = distribution.process(logits, rows, vocab_size=vocab_size, head_size=head_size)
+    keys, positions = [place.key for place in places], [place.position for place in places]
+    ids, _ = coupling.draw(processed, keys, positions)
+    return _chosen(ids.tolist(), leads, processed, num_listed)
+
+
+def _chosen(
+    token_ids: Sequence[int],
+    margins: Sequence[float],
+    processed: Distribution | None,
+    num_listed: int,
+) -> list[Proposal]:
+    """Return proposals of ids that were chosen already, with what is listed beside them."""
+    listed: Sequence[tuple[bytes, bytes] | None] = [None] * len(token_ids)
     if num_listed and processed is not None:
-        listed = _listed(processed, token_ids, num_listed)
-    else:
-        listed = [None] * len(token_ids)
-    return [
-        Proposal(token_id, margin, packed)
-        for token_id, margin, packed in zip(token_ids, margins.tolist(), listed, strict=True)
-    ]
+        ids, log_probs = _most_likely(processed, num_listed)
+        for row, drawn in enumerate(token_ids):
+            place = log_probs[row] > -np.inf
+            if drawn not in ids[row, place]:
+                # Drawn from further down: it takes the least likely place.
+                at = min(int(place.sum()), ids.shape[1] - 1)
+                ids[row, at], log_probs[row, at] = drawn, _log_prob(processed, row, drawn)
+        counted = _counts(ids, log_probs)
+        listed = [wire.pack(*each) for each in counted]
+    return [Proposal(*each) for each in zip(token_ids, margins, listed, strict=True)]
 
 
-def _listed(
-    processed: Distribution, token_ids: Sequence[int], num_listed: int
-) -> list[tuple[bytes, bytes] | None]:
-    ids = processed.head_ids[:, :num_listed].tolist()
-    log_probs = processed.head_log_probs[:, :num_listed].tolist()
-    listed: list[tuple[bytes, bytes] | None] = []
-    for row, drawn in enumerate(token_ids):
-        pairs = [(i, p) for i, p in zip(ids[row], log_probs[row], strict=True) if p > -math.inf]
-        if drawn not in dict(pairs):
-            # Drawn from further down: it takes the least likely place.
-            pairs[num_listed - 1 :] = [(drawn, _log_prob(processed, row, drawn))]
-        names = [i for i, _ in pairs]
-        counts = wire.quantise(names, [math.exp(p) for _, p in pairs])
-        listed.append(wire.pack(names, counts.tolist()))
-    return listed
+def _drawn(
+    processed: Distribution,
+    places: Sequence[Place],
+    greedy_ids: Sequence[int],
+    margins: Sequence[float],
+    num_listed: int,
+) -> list[Proposal]:
+    """Return proposals drawn from the counts that travel with them."""
+    counted = _counts(*_most_likely(processed, num_listed))
+    uniforms = ratio.proposal_uniforms(
+        [place.key for place in places],
+        [place.node for place in places],
+        [place.position for place in places],
+        [place.cycle for place in places],
+    )
+    indices = ratio.draw_counts([counts for _, counts in counted], uniforms)
+    proposals = []
+    for row, (place, (ids, counts)) in enumerate(zip(places, counted, strict=True)):
+        token_id = greedy_ids[row] if place.is_guess else int(ids[indices[row]])
+        proposals.append(Proposal(token_id, margins[row], wire.pack(ids, counts)))
+    return proposals
+
+
+def _most_likely(processed: Distribution, num_listed: int) -> tuple[Ints, Floats]:
+    """Return the most likely ids and their log probabilities, [R, N]; -inf behind a support."""
+    ids: Ints = processed.head_ids[:, :num_listed].cpu().numpy().copy()
+    log_probs: Floats = processed.head_log_probs[:, :num_listed].double().cpu().numpy()
+    return ids, log_probs
+
+
+def _counts(ids: Ints, log_probs: Floats) -> list[tuple[Ints, Ints]]:
+    """Return the listed ids of every row and their counts."""
+    lengths = (log_probs > -np.inf).sum(1)
+    counts = wire.quantise_rows(np.exp(log_probs), lengths)
+    return [(ids[row, :n], counts[row, :n]) for row, n in enumerate(lengths.tolist())]
 
 
 def _log_prob(processed: Distribution, row: int, token_id: int) -> float:

@@ -1,6 +1,7 @@
 """Sampling parameters of a request: ranges, defaults and what is refused by name."""
 
 import enum
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ GREEDY_BELOW = 1e-5  # temperatures below divide logits into infinities; they me
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 64
+MAX_TRACED_IDS = 64
 
 
 class Mode(enum.Enum):
@@ -28,6 +30,14 @@ class Mode(enum.Enum):
             return cls(value)
         except ValueError:
             raise InvalidField("mode", f"{value} is not a mode") from None
+
+
+class AcceptanceRule(enum.Enum):
+    """What decides about the draft tokens of a sampled request."""
+
+    COUPLED = "coupled"
+    REJECTION = "rejection"
+    BLOCK = "block"
 
 
 OPTIONAL = (
@@ -96,20 +106,21 @@ class SamplingParams:
             raise _invalid("stop_token_ids", f"{count} ids, at most {MAX_STOP_TOKEN_IDS}")
 
     @property
-    def mode(self) -> Mode:
-        """GREEDY below the smallest usable temperature, else COUPLED."""
-        return Mode.GREEDY if self.temperature < GREEDY_BELOW else Mode.COUPLED
+    def is_greedy(self) -> bool:
+        """True below the smallest usable temperature."""
+        return self.temperature < GREEDY_BELOW
+
+    def mode(self, rule: AcceptanceRule = AcceptanceRule.COUPLED) -> Mode:
+        """Return the mode of a request whose sampled tokens are decided by a rule."""
+        if self.is_greedy:
+            return Mode.GREEDY
+        return Mode.COUPLED if rule is AcceptanceRule.COUPLED else Mode.RATIO
 
     @property
     def key(self) -> int:
         """The 64-bit noise key of the seed; Raises: AssertionError before a seed was drawn."""
         assert self.seed is not None
         return self.seed % 2**64
-
-    @property
-    def proposal_key(self) -> int:
-        """The noise key that a drafter is told: in GREEDY none."""
-        return 0 if self.mode is Mode.GREEDY else self.key
 
     @classmethod
     def from_proto(cls, message: pb.SamplingParams) -> "SamplingParams":
@@ -144,19 +155,34 @@ class SamplingParams:
         return message
 
 
-BUILT_MODES = (Mode.GREEDY, Mode.COUPLED)
+def proposal_key(key: int) -> int:
+    """Return the key of a request's draft tokens in RATIO, from which nobody finds the seed's own.
+
+    A drafter that knew the seed would know which of its tokens will be kept.
+    """
+    digest = hashlib.blake2b(key.to_bytes(8, "little"), digest_size=8, person=b"proposal key")
+    return int.from_bytes(digest.digest(), "little")
+
+
+def drafter_key(mode: Mode, key: int) -> int:
+    """Return the noise key that a drafter is told of a sequence with this key."""
+    match mode:
+        case Mode.GREEDY:
+            return 0
+        case Mode.COUPLED:
+            return key
+        case Mode.RATIO:
+            return proposal_key(key)
 
 
 def read_law(mode: int, message: pb.SamplingParams) -> tuple[Mode, SamplingParams]:
     """Return the law of a sequence whose lease opens at a worker.
 
-    Raises: InvalidField for a mode that is unknown, not built, or does not fit the temperature.
+    Raises: InvalidField for a mode that is unknown or does not fit the temperature.
     """
     known = Mode.from_proto(mode)
-    if known not in BUILT_MODES:
-        raise InvalidField("open.mode", f"{known.name} is not supported")
     sampling = SamplingParams.from_proto(message)
-    if known is Mode.COUPLED and sampling.mode is Mode.GREEDY:
+    if known is not Mode.GREEDY and sampling.is_greedy:
         raise InvalidField("open.mode", f"temperature {sampling.temperature} needs GREEDY")
     return known, sampling
 

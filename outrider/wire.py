@@ -25,22 +25,44 @@ def quantise(ids: Sequence[int], probs: Sequence[float]) -> npt.NDArray[np.int64
         raise ValueError(f"{len(ids)} ids and weights {weights.shape}; 1 to {MAX_IDS} of each")
     if len(set(ids)) != len(ids):
         raise ValueError("ids repeat")
-    total = weights.sum()
-    if not (math.isfinite(total) and total > 0 and weights.min() >= 0):
-        raise ValueError("weights must be finite, not negative and not all 0")
-    ideal = weights / total * TOTAL_COUNT
-    counts: npt.NDArray[np.int64] = np.maximum(np.floor(ideal), 1).astype(np.int64)
-    while (missing := TOTAL_COUNT - int(counts.sum())) != 0:
-        # Raised minima can overshoot the sum; then the counts furthest above their share give one
-        # back.
-        remainder = np.where(counts > 1, ideal - counts, np.inf) if missing < 0 else counts - ideal
-        order = np.argsort(remainder, kind="stable")[: abs(missing)]
-        order = order[np.isfinite(remainder[order])]
-        counts[order] += 1 if missing > 0 else -1
+    counts: npt.NDArray[np.int64] = quantise_rows(weights[None], np.array([len(ids)]))[0]
     return counts
 
 
-def pack(ids: Sequence[int], counts: Sequence[int]) -> tuple[bytes, bytes]:
+def quantise_rows(
+    weights: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Quantise many rows at once; each comes out as alone.
+
+    Shapes: weights [R, N], of which the first ``lengths`` of a row count; counts [R, N], 0 behind
+    them.
+    Raises: ValueError for weights that are not finite, negative or all 0.
+    """
+    is_real = np.arange(weights.shape[1]) < lengths[:, None]
+    weights = np.where(is_real, weights, 0.0)
+    # One after the other, so that what stands behind a row never changes its sum.
+    totals = np.cumsum(weights, axis=1)[:, -1:]
+    if not (np.isfinite(totals).all() and (totals > 0).all() and (weights >= 0).all()):
+        raise ValueError("weights must be finite, not negative and not all 0")
+    ideal = weights / totals * TOTAL_COUNT
+    counts: npt.NDArray[np.int64] = np.where(is_real, np.maximum(np.floor(ideal), 1), 0).astype(
+        np.int64
+    )
+    while (missing := TOTAL_COUNT - counts.sum(1, keepdims=True)).any():
+        # Raised minima can overshoot the sum; then the counts furthest above their share give one
+        # back.
+        gives = (missing < 0) & (counts > 1)
+        takes = (missing > 0) & is_real
+        distance = np.where(missing < 0, ideal - counts, counts - ideal)
+        order = np.argsort(np.where(gives | takes, distance, np.inf), axis=1, kind="stable")
+        rank = np.argsort(order, axis=1, kind="stable")
+        counts += np.where((gives | takes) & (rank < abs(missing)), np.sign(missing), 0)
+    return counts
+
+
+def pack(
+    ids: Sequence[int] | npt.NDArray[np.int64], counts: Sequence[int] | npt.NDArray[np.int64]
+) -> tuple[bytes, bytes]:
     """Return the bytes of a TokenDistribution's ``ids`` and ``counts``."""
     assert len(ids) == len(counts)
     packed_ids = np.asarray(ids, dtype="<u4").tobytes()

@@ -28,7 +28,7 @@ from outrider.identity import (
     tokenizer_digest,
     tokenizer_probe_digest,
 )
-from outrider.sampling import BUILT_MODES
+from outrider.sampling import Mode
 from outrider.serving.process import OpenService
 from outrider.serving.server import Register
 from outrider.v1 import drafter_pb2_grpc, verifier_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -218,7 +218,7 @@ def table_identity(name: str, max_context_length: int = MAX_CONTEXT) -> ModelIde
 def _capabilities(binding: int, sources: tuple[str, ...]) -> Capabilities:
     return Capabilities(
         binding=binding,  # type: ignore[arg-type]
-        modes=BUILT_MODES,
+        modes=tuple(Mode),
         max_draft_tokens=MAX_DRAFT_TOKENS,
         max_sequences=MAX_SEQUENCES,
         sources=sources,

@@ -8,7 +8,7 @@ import grpc
 
 from outrider.distribution import HEAD_SIZE
 from outrider.hosting import host_model
-from outrider.sampling import BUILT_MODES
+from outrider.sampling import Mode
 from outrider.serving.process import run
 from outrider.serving.server import Register
 from outrider.serving.settings import parse_settings
@@ -37,7 +37,7 @@ async def open_verifier(settings: VerifierSettings) -> AsyncIterator[Register]:
         )
         capabilities = Capabilities(
             binding=worker_pb2.WORKER_BINDING_TARGET,
-            modes=BUILT_MODES,
+            modes=tuple(Mode),
             max_draft_tokens=settings.max_draft_tokens,
             max_sequences=settings.max_sequences,
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from outrider.engine import Engine, SequenceCache
 from outrider.errors import InvalidField
 from outrider.prefix import PrefixDigest
+from outrider.ratio import Proposed
 from verifier_svc.verification import Law, Verification
 
 
@@ -33,7 +34,13 @@ class VerifierLease:
         return None if self.digest.digest(start) == prefix_digest else 0
 
     async def verify(
-        self, start: int, token_ids: Sequence[int], draft_token_ids: tuple[int, ...]
+        self,
+        start: int,
+        token_ids: Sequence[int],
+        proposed: Proposed,
+        *,
+        cycle: int,
+        num_traced_ids: int,
     ) -> Verification:
         """Run one step: truncate to ``start``, extend by ``token_ids``, check the draft.
 
@@ -51,12 +58,14 @@ class VerifierLease:
             law=self.law,
             begin=start,
             token_ids=token_ids,
-            draft_token_ids=draft_token_ids,
+            proposed=proposed,
+            cycle=cycle,
+            num_traced_ids=num_traced_ids,
             priority=self.priority,
         )
         await self.engine.run(job)
         assert job.decision is not None
-        self.digest.extend(draft_token_ids[: job.decision.num_accepted])
+        self.digest.extend(proposed.token_ids[: job.decision.num_accepted])
         return job
 
     def close(self) -> None:

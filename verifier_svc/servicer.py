@@ -5,16 +5,24 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from outrider.draft import Draft
 from outrider.engine import CacheTooShort, Engine
 from outrider.errors import InvalidField, ResourceExhausted
 from outrider.identity import IdentityDigests, ModelIdentity
 from outrider.prefix import PrefixDigest
-from outrider.sampling import read_law
+from outrider.ratio import Proposed
+from outrider.sampling import MAX_TRACED_IDS, AcceptanceRule, Mode, proposal_key, read_law
 from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire import validate_draft
 from outrider.worker import engine_load
 from verifier_svc.lease import VerifierLease
 from verifier_svc.verification import Law, Verification
+
+RULES = {
+    verifier_pb2.RATIO_RULE_UNSPECIFIED: AcceptanceRule.BLOCK,
+    verifier_pb2.RATIO_RULE_REJECTION: AcceptanceRule.REJECTION,
+    verifier_pb2.RATIO_RULE_BLOCK: AcceptanceRule.BLOCK,
+}
 
 
 @dataclass(slots=True)
@@ -55,13 +63,16 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         opening = request.open
         self.identity.require(IdentityDigests.from_proto(opening.expected))
         mode, sampling = read_law(opening.mode, opening.sampling)
+        rule = RULES.get(opening.ratio_rule)
+        if rule is None:
+            raise InvalidField("open.ratio_rule", f"{opening.ratio_rule} is not a rule")
         if self.num_leases >= self.max_sequences:
             raise ResourceExhausted(f"all {self.max_sequences} leases of this verifier are open")
         self.num_leases += 1
         return VerifierLease(
             engine=self.engine,
             cache=self.engine.open(salt=opening.cache_salt),
-            law=Law(mode, sampling, opening.seed, opening.num_prompt_tokens),
+            law=Law(mode, sampling, opening.seed, opening.num_prompt_tokens, rule),
             priority=-opening.priority,  # the engine runs lower ones first
             max_context_length=self.identity.max_context_length,
             digest=PrefixDigest(),
@@ -77,9 +88,15 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         have = lease.holds(step.start, step.prefix_digest)
         if have is not None:
             return _context_needed(step.cycle, have)
-        draft_token_ids, invalid = self._usable_draft(step)
+        proposed, invalid = self._usable_draft(lease.law, step)
         try:
-            job = await lease.verify(step.start, list(step.token_ids), draft_token_ids)
+            job = await lease.verify(
+                step.start,
+                list(step.token_ids),
+                proposed,
+                cycle=step.cycle,
+                num_traced_ids=step.top_ids,
+            )
         except CacheTooShort as error:
             return _context_needed(step.cycle, error.length)
         verdict = self._verdict(step.cycle, job, invalid)
@@ -92,20 +109,28 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         worst = max(step.token_ids)
         if worst >= vocab_size:
             raise InvalidField("step.token_ids", f"id {worst} is not below {vocab_size}")
-        if step.top_ids:
-            raise InvalidField("step.top_ids", "is not supported")
+        if step.top_ids > MAX_TRACED_IDS:
+            raise InvalidField("step.top_ids", f"{step.top_ids} is above {MAX_TRACED_IDS}")
         if step.score_only:
             raise InvalidField("step.score_only", "is not supported")
 
-    def _usable_draft(self, step: verifier_pb2.Step) -> tuple[tuple[int, ...], str]:
+    def _usable_draft(self, law: Law, step: verifier_pb2.Step) -> tuple[Proposed, str]:
         if not step.draft.token_ids:
-            return (), ""
+            return Proposed(), ""
         room = self.identity.max_context_length - step.start - len(step.token_ids)
         limit = min(self.max_draft_tokens, max(room, 0))
         invalid = validate_draft(
             step.draft, vocab_size=self.identity.vocab_size, max_draft_tokens=limit
         )
-        return ((), invalid) if invalid else (tuple(step.draft.token_ids), "")
+        if invalid:
+            return Proposed(), invalid
+        if law.mode is not Mode.RATIO:
+            return Proposed(tuple(step.draft.token_ids)), ""
+        return Proposed.of(Draft.from_proto(step.draft)).redrawn(
+            proposal_key=proposal_key(law.key),
+            base_position=step.start + len(step.token_ids),
+            cycle=step.cycle,
+        )
 
     def _verdict(self, cycle: int, job: Verification, invalid: str) -> verifier_pb2.Verdict:
         assert job.decision is not None
@@ -131,6 +156,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             num_passes=finished.passes,
             min_decision_margin=decision.min_margin,
             load=self.load(),
+            trace=None if job.trace is None else job.trace.to_proto(),
         )
 
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from outrider.acceptance import ChainRequest, Decision, verify_batch
 from outrider.distribution import RowSampling
 from outrider.engine import Finished, JobInput, SequenceCache, stacked_logits
-from outrider.sampling import Mode, SamplingParams
+from outrider.explanation import StepTrace, explain
+from outrider.ratio import Proposed
+from outrider.sampling import AcceptanceRule, Mode, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,8 @@ class Law:
     sampling: SamplingParams
     key: int
     num_prompt_tokens: int
+    rule: AcceptanceRule = AcceptanceRule.BLOCK
+    """Decides in RATIO."""
 
     def rows(self, base: int, num_rows: int) -> tuple[RowSampling, ...]:
         """Return the row parameters of the tokens at positions [base, base + num_rows)."""
@@ -46,12 +50,20 @@ class Verification:
     law: Law
     begin: int
     token_ids: Sequence[int]
-    draft_token_ids: tuple[int, ...]
+    proposed: Proposed
+    cycle: int = 0
+    num_traced_ids: int = 0
     priority: int = 0
     done: bool = False
     next: JobInput | None = None
     decision: Decision | None = None
+    trace: StepTrace | None = None
     finished: Finished | None = None
+
+    @property
+    def draft_token_ids(self) -> tuple[int, ...]:
+        """The ids to check."""
+        return self.proposed.token_ids
 
     @property
     def base(self) -> int:
@@ -81,11 +93,13 @@ class VerificationHead:
         jobs: list[Verification] = [entry.job for entry in finished]  # type: ignore[misc]
         requests = [
             ChainRequest(
-                draft_token_ids=job.draft_token_ids,
+                proposed=job.proposed,
                 rows=job.law.rows(job.base, len(job.draft_token_ids) + 1),
                 mode=job.law.mode,
                 key=job.law.key,
                 base_position=job.base,
+                cycle=job.cycle,
+                rule=job.law.rule,
             )
             for job in jobs
         ]
@@ -93,7 +107,16 @@ class VerificationHead:
         decisions = verify_batch(
             requests, logits, vocab_size=self.vocab_size, head_size=self.head_size
         )
-        for job, entry, decision in zip(jobs, finished, decisions, strict=True):
+        for job, entry, request, decision in zip(jobs, finished, requests, decisions, strict=True):
+            if job.num_traced_ids:
+                job.trace = explain(
+                    entry.logits,
+                    request,
+                    decision,
+                    num_ids=job.num_traced_ids,
+                    vocab_size=self.vocab_size,
+                    head_size=self.head_size,
+                )
             length = job.base + decision.num_accepted
             job.cache.truncate(length)
             job.cache.commit(length)

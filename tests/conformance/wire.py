@@ -62,7 +62,7 @@ async def verify_stream(
     opening = verifier_pb2.VerifyOpen(
         sequence_id="test",
         sampling=sampling.to_proto(),
-        mode=sampling.mode.value if mode is None else mode,
+        mode=sampling.mode().value if mode is None else mode,
         seed=0 if sampling.seed is None else sampling.key,
         cache_salt=salt,
         num_prompt_tokens=num_prompt_tokens,
@@ -127,7 +127,7 @@ async def draft_stream(
     opening = drafter_pb2.DraftOpen(
         sequence_id="test",
         sampling=sampling.to_proto(),
-        mode=sampling.mode.value if mode is None else mode,
+        mode=sampling.mode().value if mode is None else mode,
         noise_key=0 if sampling.seed is None else sampling.key,
         num_prompt_tokens=num_prompt_tokens,
         vocab_size=vocab_size,

@@ -10,7 +10,7 @@ from typing import TypeVar
 from drafter_svc.__main__ import open_drafter
 from drafter_svc.settings import DrafterSettings
 from outrider.client import Client, Output, generate_request
-from outrider.sampling import Mode, SamplingParams
+from outrider.sampling import SamplingParams
 from outrider.serving.process import OpenService
 from tests.cluster import Cluster, cluster
 from tests.integration.scripted import GUESSES, Book, Guess, open_scripted
@@ -52,7 +52,7 @@ class Stage:
         )
         output = await self.client.generate(request, timeout_s=ANSWER_S)
         if not isinstance(prompt, str):
-            key = 0 if sampling.mode is Mode.GREEDY else output.complete.receipt.seed % 2**64
+            key = 0 if sampling.is_greedy else output.complete.receipt.seed % 2**64
             self.book.learn(prompt, output.token_ids, key=key)
         return output
 

@@ -29,6 +29,14 @@ class TableLaw:
         rng = np.random.default_rng(seed)
         return cls(rng.standard_normal((vocab_size,) * 3) * scale)
 
+    @classmethod
+    def independent(cls, weights: Sequence[float]) -> "TableLaw":
+        """Return a table whose tokens do not depend on one another, in proportion to weights."""
+        size = len(weights)
+        with np.errstate(divide="ignore"):
+            logits = np.log(np.array(weights, dtype=np.float64))
+        return cls(np.broadcast_to(logits, (size,) * 3).copy())
+
     @property
     def vocab_size(self) -> int:
         return self.logits.shape[0]

@@ -11,7 +11,8 @@ import torch
 from outrider import acceptance, coupling, distribution, noise
 from outrider.acceptance import ChainRequest
 from outrider.distribution import RowSampling
-from outrider.proposal import propose
+from outrider.proposal import Place, propose
+from outrider.ratio import Proposed
 from outrider.sampling import Mode
 from tests.statistical.law import ALPHA, Ids, TableLaw, sequence_p
 
@@ -36,9 +37,8 @@ def model_drafter(law: TableLaw) -> Drafter:
         proposals = propose(
             torch.tensor(law.rows(contexts), dtype=torch.float32),
             [ROW] * len(contexts),
+            [Place(*each) for each in zip(keys, positions, strict=True)],
             mode=Mode.COUPLED,
-            keys=keys,
-            positions=positions,
             vocab_size=VOCAB_SIZE,
             head_size=HEAD_SIZE,
             num_listed=0,
@@ -76,7 +76,7 @@ def cycle(
         text = [*PROMPT, *output, *draft]
         contexts += [text[end - 2 : end] for end in range(base, len(text) + 1)]
         rows = (ROW,) * (len(draft) + 1)
-        requests.append(ChainRequest(tuple(draft), rows, Mode.COUPLED, key, base))
+        requests.append(ChainRequest(Proposed(tuple(draft)), rows, Mode.COUPLED, key, base))
     decisions = acceptance.verify_batch(
         requests,
         torch.tensor(TARGET.rows(np.array(contexts)), dtype=torch.float32),

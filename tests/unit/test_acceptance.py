@@ -6,6 +6,7 @@ import torch
 from outrider import acceptance
 from outrider.acceptance import ChainRequest, num_accepted, verify_batch, verify_chain
 from outrider.distribution import RowSampling
+from outrider.ratio import Proposed
 from outrider.sampling import Mode
 
 VOCAB_SIZE = 8
@@ -17,7 +18,7 @@ def logits_for(*token_ids: int) -> torch.Tensor:
 
 def request(*draft: int, mode: Mode = Mode.GREEDY, **fields) -> ChainRequest:
     rows = (RowSampling(**fields),) * (len(draft) + 1)
-    return ChainRequest(draft, rows, mode, key=3, base_position=10)
+    return ChainRequest(Proposed(draft), rows, mode, key=3, base_position=10)
 
 
 @pytest.mark.parametrize(
@@ -69,10 +70,10 @@ def test_a_mixed_batch_decides_each_sequence_as_alone():
         mode = Mode.GREEDY if i % 5 == 0 else Mode.COUPLED
         parts.append(torch.randn(k + 1, 100, generator=generator) * 4)
         if k:  # accept something
-            plain = ChainRequest((), rows[:1], mode, 1000 + i, 50 + i)
+            plain = ChainRequest(Proposed(), rows[:1], mode, 1000 + i, 50 + i)
             first = verify_chain(parts[-1][:1], plain, vocab_size=90, head_size=8)
             draft = (first.next_token_id, *draft[1:])
-        requests.append(ChainRequest(draft, rows, mode, 1000 + i, 50 + i))
+        requests.append(ChainRequest(Proposed(draft), rows, mode, 1000 + i, 50 + i))
     together = verify_batch(requests, torch.cat(parts), vocab_size=90, head_size=8)
     alone = [
         verify_chain(part, r, vocab_size=90, head_size=8)
@@ -94,7 +95,7 @@ def test_any_draft_gives_the_plain_samplers_output():
             draft = drafter(output)
             contexts = [output[-1], *draft]
             request = ChainRequest(
-                tuple(draft), (row,) * len(contexts), Mode.COUPLED, 77, len(output)
+                Proposed(tuple(draft)), (row,) * len(contexts), Mode.COUPLED, 77, len(output)
             )
             decision = verify_chain(table[contexts], request, vocab_size=6, head_size=3)
             output += [*draft[: decision.num_accepted], decision.next_token_id]
@@ -109,12 +110,14 @@ def test_any_draft_gives_the_plain_samplers_output():
         assert decode(drafter) == plain
 
 
-def test_refuses_ratio_and_rows_that_do_not_fit():
+def test_refuses_rows_that_do_not_fit():
     with pytest.raises(ValueError, match="RATIO"):
-        verify_chain(logits_for(1), request(mode=Mode.RATIO), vocab_size=VOCAB_SIZE)
+        acceptance.select(
+            logits_for(1), [RowSampling()], [Mode.RATIO], [0], [0], vocab_size=VOCAB_SIZE
+        )
     with pytest.raises(ValueError, match="rows"):
         verify_chain(logits_for(1), request(1), vocab_size=VOCAB_SIZE)
-    short = ChainRequest((1, 2), (RowSampling(),), Mode.GREEDY, 0, 0)
+    short = ChainRequest(Proposed((1, 2)), (RowSampling(),), Mode.GREEDY, 0, 0)
     with pytest.raises(ValueError, match="1 rows for 2 tokens"):
         verify_chain(logits_for(1), short, vocab_size=VOCAB_SIZE)
 

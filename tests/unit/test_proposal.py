@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from outrider import acceptance, wire
+from outrider import acceptance, noise, wire
 from outrider.distribution import RowSampling
-from outrider.proposal import propose
+from outrider.proposal import Place, propose
 from outrider.sampling import Mode
 
 KEYS, POSITIONS = [11, 12, 13, 14] * 50, list(range(200))
@@ -13,10 +13,10 @@ KEYS, POSITIONS = [11, 12, 13, 14] * 50, list(range(200))
 
 def proposals(logits: torch.Tensor, row: RowSampling, mode: Mode, **options):
     count = len(logits)
+    places = [Place(key, position) for key, position in zip(KEYS, POSITIONS, strict=True)]
     return propose(
-        logits, [row] * count, mode=mode, keys=KEYS[:count], positions=POSITIONS[:count],
-        vocab_size=90, head_size=16, **options,
-    )  # fmt: skip
+        logits, [row] * count, places[:count], mode=mode, vocab_size=90, head_size=16, **options
+    )
 
 
 @pytest.mark.parametrize("mode", [Mode.GREEDY, Mode.COUPLED])
@@ -59,6 +59,27 @@ def test_nothing_is_listed_where_nothing_is_asked_for():
         assert [p.distribution for p in drafted] == [None, None]
 
 
-def test_ratio_is_refused():
-    with pytest.raises(ValueError, match="RATIO"):
-        proposals(torch.zeros(1, 100), RowSampling(), Mode.RATIO)
+@pytest.mark.parametrize("num_listed", [1, 4, 32])
+def test_ratio_draws_from_exactly_the_counts_that_travel(num_listed):
+    logits = torch.randn(200, 100, generator=torch.Generator().manual_seed(6))
+    row = RowSampling(temperature=0.8, top_k=16)
+    drafted = proposals(logits, row, Mode.RATIO, num_listed=num_listed)
+    for proposal, key, position in zip(drafted, KEYS, POSITIONS, strict=True):
+        ids, counts = wire.unpack(*proposal.distribution)
+        assert len(ids) == min(num_listed, 16)
+        uniform = float(noise.uniform(key, 0, position, 0, noise.Stream.PROPOSAL))
+        below = counts.cumsum() <= uniform * wire.TOTAL_COUNT
+        assert proposal.token_id == ids[below.sum()]
+    assert num_listed == 1 or len({p.token_id for p in drafted}) > 20
+
+
+def test_a_guess_in_ratio_is_the_most_likely_id():
+    logits = torch.randn(4, 100, generator=torch.Generator().manual_seed(7))
+    places = [Place(1, 5, node=-1, cycle=3, is_guess=True)] * 4
+    made = propose(logits, [RowSampling()] * 4, places, mode=Mode.RATIO, vocab_size=90)
+    assert [p.token_id for p in made] == logits[:, :90].argmax(-1).tolist()
+
+
+def test_ratio_needs_ids_to_draw_from():
+    with pytest.raises(ValueError, match="num_listed"):
+        proposals(torch.zeros(1, 100), RowSampling(), Mode.RATIO, num_listed=0)

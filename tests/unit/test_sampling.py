@@ -80,7 +80,7 @@ def test_min_tokens_above_max_tokens():
     ],
 )
 def test_the_mode_follows_the_temperature(temperature, mode):
-    assert SamplingParams(temperature=temperature).mode is mode
+    assert SamplingParams(temperature=temperature).mode() is mode
 
 
 @pytest.mark.parametrize(("seed", "key"), [(0, 0), (-1, 2**64 - 1), (-(2**63), 2**63), (5, 5)])

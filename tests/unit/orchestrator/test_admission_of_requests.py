@@ -89,7 +89,7 @@ def test_what_a_client_leaves_open_is_filled_in():
     assert made.sampling.max_tokens == CONTEXT - 2
     assert made.max_length == CONTEXT
     assert made.sampling.stop_token_ids == (EOS,)
-    assert made.sampling.mode is Mode.COUPLED
+    assert made.mode is Mode.COUPLED
     assert made.sampling.seed is not None
     assert 0 <= made.sampling.seed < 2**63
     assert made.plan.speculates

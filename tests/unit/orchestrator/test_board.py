@@ -39,21 +39,21 @@ def board(*blocks: DraftBlock) -> DraftBoard:
 )
 def test_take(posted, after, taken, discarded):
     made = board(*posted)
-    draft = made.take([*BASE, *after])
+    draft = made.take([*BASE, *after], 0)
     assert (None if draft is None else draft.token_ids) == taken
     assert made.num_discarded_tokens == discarded
 
 
 def test_a_draft_is_taken_once():
     made = board(block((), 7, 8))
-    assert made.take(BASE) is not None
-    assert made.take(BASE) is None
+    assert made.take(BASE, 0) is not None
+    assert made.take(BASE, 0) is None
 
 
 def test_the_oldest_block_gives_way_to_the_one_too_many():
     made = board(*(block((4,), 7, base=3 + n) for n in range(MAX_BLOCKS + 1)))
     assert made.num_discarded_tokens == 1
-    assert made.take([*BASE, 4]) is None, "the oldest was the one that fits"
+    assert made.take([*BASE, 4], 0) is None, "the oldest was the one that fits"
 
 
 def test_clearing_counts_what_was_never_used():
@@ -61,13 +61,13 @@ def test_clearing_counts_what_was_never_used():
     made.clear()
     made.clear()
     assert made.num_discarded_tokens == 3
-    assert made.take([*BASE, 4]) is None
+    assert made.take([*BASE, 4], 0) is None
 
 
 @pytest.mark.parametrize("wake", ["post", "empty post", "wake"])
 async def test_who_waits_is_woken(wake):
     made = board(block((4,), 7))
-    made.take(BASE)
+    made.take(BASE, 0)
     waiting = asyncio.create_task(made.wait())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -84,6 +84,6 @@ async def test_who_waits_is_woken(wake):
 
 async def test_a_post_between_take_and_wait_is_not_missed():
     made = board()
-    made.take(BASE)
+    made.take(BASE, 0)
     made.post(block((), 7))  # while the asking itself was still being written
     await asyncio.wait_for(made.wait(), 1)
