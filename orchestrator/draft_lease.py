@@ -7,6 +7,7 @@ import grpc
 
 from orchestrator.board import DraftBlock, DraftBoard
 from orchestrator.kv_ledger import KVLedger
+from orchestrator.patience import Patience
 from orchestrator.request import Request
 from orchestrator.sequence import Sequence
 from outrider.draft import Draft
@@ -38,6 +39,7 @@ class GrpcDraftLease:
     call: grpc.aio.StreamStreamCall
     board: DraftBoard
     opening: drafter_pb2.DraftOpen
+    patience: Patience = field(default_factory=Patience)
     binds_cycles: bool = False
     """RATIO: a block serves one cycle, and is used whole."""
     ledger: KVLedger = field(default_factory=KVLedger)
@@ -53,6 +55,7 @@ class GrpcDraftLease:
         sequence: Sequence,
         request: Request,
         board: DraftBoard,
+        patience: Patience,
         timeout_s: float | None,
     ) -> "GrpcDraftLease":
         """Start the stream; ``timeout_s`` is what the client's deadline leaves."""
@@ -70,7 +73,7 @@ class GrpcDraftLease:
         )
         stub = drafter_pb2_grpc.DrafterServiceStub(channel)
         call = stub.Draft(timeout=timeout_s, metadata=request_id_metadata(request.request_id))
-        return cls(call, board, opening, binds_cycles=request.mode is Mode.RATIO)
+        return cls(call, board, opening, patience, binds_cycles=request.mode is Mode.RATIO)
 
     @property
     def is_alive(self) -> bool:

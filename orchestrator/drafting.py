@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.board import DraftBoard
+from orchestrator.patience import Patience
 from orchestrator.policy import SpeculationPlan
 from orchestrator.receipt import Stats
 from orchestrator.sequence import Sequence
@@ -42,6 +43,11 @@ class DraftLease(Protocol):
     @property
     def num_heals(self) -> int:
         """Times that the drafter's KV was not what the ledger expected."""
+        ...
+
+    @property
+    def patience(self) -> Patience:
+        """Whether it makes sense to wait for this drafter."""
         ...
 
     def close(self) -> None:
@@ -79,6 +85,8 @@ class Drafting:
             return self._none("near_the_end" if sequence.num_remaining <= 1 else "length_zero")
         if sequence.cycle == 0:
             return self._none("prefill")  # the drafter reads the prompt meanwhile
+        if fitting is not None and self.lease is not None:
+            self.lease.patience.note_in_time()
         draft = fitting or await self._wait(sequence, num_tokens)
         if not draft and self.index is not None:
             draft = self._look_up(sequence, num_tokens)
@@ -107,9 +115,9 @@ class Drafting:
         """Wait for the drafter within the budget, asking it again if what it works on cannot
         fit."""
         lease = self._current_lease()
-        if lease is None or self.plan.draft_wait_s <= 0:
-            return None
         began = self.clock()
+        if lease is None or self.plan.draft_wait_s <= 0 or not lease.patience.allows(began):
+            return None
         draft: Draft | None = None
         try:
             async with asyncio.timeout(self.plan.draft_wait_s):
@@ -126,7 +134,12 @@ class Drafting:
                         break
         except TimeoutError:
             pass
-        self.stats.draft_ms += (self.clock() - began) * 1e3
+        now = self.clock()
+        self.stats.draft_ms += (now - began) * 1e3
+        if draft is None and lease.answers(sequence):
+            lease.patience.note_late(now)
+        else:
+            lease.patience.note_in_time()
         return draft
 
     def _current_lease(self) -> DraftLease | None:

@@ -114,7 +114,12 @@ class Generation:
         self.drafter, self._holds_drafter = worker, True
         worker.num_leases += 1
         return GrpcDraftLease.open(
-            worker.channel, self.sequence, request, self._board, self.timeout_s()
+            worker.channel,
+            self.sequence,
+            request,
+            self._board,
+            worker.patience,
+            self.timeout_s(),
         )
 
     def _release_drafter(self) -> None:

@@ -106,7 +106,7 @@ def prompt_ids_of(prompt: Prompt | None, target: Target) -> tuple[int, ...]:
                 raise InvalidField("chat.messages", limit)
             return tuple(target.codec.apply_chat_template(messages))
         case TokenIds(input_ids=ids):
-            _check_ids("tokenized.input_ids", ids, target.identity.vocab_size)
+            check_ids("tokenized.input_ids", ids, target.identity.vocab_size)
             return ids
         case None:
             raise InvalidField("input", "one of text, tokenized and chat must be given")
@@ -123,7 +123,8 @@ def _tokenise(prompt: Prompt | None, target: Target) -> tuple[int, ...]:
     return ids
 
 
-def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Raise InvalidField for the first id outside the vocabulary."""
     for index, token_id in enumerate(ids):
         if not 0 <= token_id < vocab_size:
             raise InvalidField(f"{field}[{index}]", f"{token_id} is outside [0, {vocab_size})")
@@ -131,7 +132,7 @@ def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
 
 def _resolve(sampling: SamplingParams, target: Target, num_prompt_tokens: int) -> SamplingParams:
     identity = target.identity
-    _check_ids("sampling_params.stop_token_ids", sampling.stop_token_ids, identity.vocab_size)
+    check_ids("sampling_params.stop_token_ids", sampling.stop_token_ids, identity.vocab_size)
     room = identity.max_context_length - num_prompt_tokens
     wanted = room if sampling.max_tokens is None else sampling.max_tokens
     if sampling.min_tokens > room:

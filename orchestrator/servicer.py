@@ -12,7 +12,16 @@ from orchestrator.admission import Admission
 from orchestrator.decode import Cycle
 from orchestrator.generation import Generation
 from orchestrator.policy import Policy, SpeculationOptions
-from orchestrator.request import Chat, Prompt, Request, Text, TokenIds, admit, prompt_ids_of
+from orchestrator.request import (
+    Chat,
+    Prompt,
+    Request,
+    Text,
+    TokenIds,
+    admit,
+    check_ids,
+    prompt_ids_of,
+)
 from orchestrator.sequence import FinishReason
 from orchestrator.verdict import Origin
 from orchestrator.workers import Worker, WorkerPool
@@ -115,9 +124,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.DetokenizeResponse:
         """Return the text of ids."""
         target = self.pool.target(request.model)
-        ids = prompt_ids_of(TokenIds(tuple(request.token_ids)), target)
+        check_ids("token_ids", request.token_ids, target.identity.vocab_size)
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
-        text = target.codec.decode(ids, skip_special_tokens=skip)
+        text = target.codec.decode(tuple(request.token_ids), skip_special_tokens=skip)
         return generation_pb2.DetokenizeResponse(text=text)
 
     def _admit(self, message: generation_pb2.GenerateRequest) -> Request:

@@ -58,7 +58,10 @@ class LeasedVerification:
         while True:
             assert self.lease is not None
             try:
-                return await self.lease.verdict(sequence, draft)
+                verdict = await self.lease.verdict(sequence, draft)
+                assert self.worker is not None
+                self.worker.trust()
+                return verdict
             except VerifierLost as lost:
                 self._lose(sequence, lost)
                 await self.send(sequence, draft)
@@ -94,6 +97,8 @@ class LeasedVerification:
             raise InvalidField("request", lost.reason)  # another verifier would say the same
         assert self.worker is not None
         log.warning("verifier_lost", address=self.worker.address, reason=lost.reason)
+        if lost.loss is Loss.SILENT:
+            self.worker.suspect(lost.reason, self.pool.clock())
         self._failed.add(self.worker.address)
         self.close()
         sequence.apply(Event.VERIFIER_LOST)

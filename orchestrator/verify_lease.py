@@ -39,6 +39,7 @@ class Loss(enum.Enum):
     """What a lost lease means for the sequence."""
 
     GONE = "gone"  # another verifier may serve it
+    SILENT = "silent"  # the same, and this one may hang for others too
     FULL = "full"  # so may another, or this one later
     REFUSED = "refused"  # every equal verifier would refuse the same
 
@@ -121,7 +122,9 @@ class VerifyLease:
                     await self.call.write(verifier_pb2.VerifyRequest(open=self.opening))
                 await self.call.write(verifier_pb2.VerifyRequest(step=step))
         except TimeoutError:
-            raise VerifierLost(f"the step was not taken within {patience_s:.1f} s") from None
+            raise VerifierLost(
+                f"the step was not taken within {patience_s:.1f} s", Loss.SILENT
+            ) from None
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise await self._lost(error) from None
 
@@ -160,7 +163,7 @@ class VerifyLease:
                     if kind is not None and getattr(response, kind).cycle == sequence.cycle:
                         return response
         except TimeoutError:
-            raise VerifierLost(f"no verdict within {patience_s:.1f} s") from None
+            raise VerifierLost(f"no verdict within {patience_s:.1f} s", Loss.SILENT) from None
         except grpc.aio.AioRpcError as error:
             raise await self._lost(error) from None
 

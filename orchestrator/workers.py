@@ -1,11 +1,13 @@
 """Workers as the orchestrator sees them, and which of them fit together."""
 
 import enum
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import grpc
 
+from orchestrator.patience import Patience
 from orchestrator.policy import LOOKUP
 from orchestrator.step_time import StepTime
 from outrider.errors import InvalidField, NotFound, Unavailable
@@ -17,6 +19,9 @@ from outrider.identity import (
 )
 from outrider.text import TextCodec
 from outrider.v1 import worker_pb2
+
+FIRST_AVOID_S = 30.0
+MAX_AVOID_S = 480.0
 
 
 class Role(enum.Enum):
@@ -31,6 +36,9 @@ class WorkerState(enum.Enum):
 
     CONNECTING = "connecting"
     READY = "ready"
+    SUSPECT = (
+        "suspect"  # left a step unanswered; used where nobody else is, and again after a while
+    )
     REFUSED = "refused"
     LOST = "lost"
 
@@ -53,11 +61,28 @@ class Worker:
     overridden_targets: set[str] = field(default_factory=set)  # names; their templates differ
     refusals: dict[str, str] = field(default_factory=dict)  # by target name; "" is a fit
     step_time: StepTime = field(default_factory=StepTime)
+    patience: Patience = field(default_factory=Patience)
+    avoided_until: float = 0.0
+    avoid_s: float = FIRST_AVOID_S
 
     @property
     def is_ready(self) -> bool:
         """True while the worker may be used."""
-        return self.state is WorkerState.READY
+        return self.state in (WorkerState.READY, WorkerState.SUSPECT)
+
+    def suspect(self, reason: str, now: float) -> None:
+        """The worker left a step unanswered: others go first for a while, longer every time."""
+        if self.state is WorkerState.READY:
+            self.state = WorkerState.SUSPECT
+        self.reason = reason
+        self.avoided_until = now + self.avoid_s
+        self.avoid_s = min(2 * self.avoid_s, MAX_AVOID_S)
+
+    def trust(self) -> None:
+        """The worker answered a step."""
+        if self.state is WorkerState.SUSPECT:
+            self.state, self.reason = WorkerState.READY, ""
+            self.avoided_until, self.avoid_s = 0.0, FIRST_AVOID_S
 
     def lose(self, reason: str) -> None:
         """The worker cannot be reached or does not serve."""
@@ -83,6 +108,7 @@ class WorkerPool:
     workers: list[Worker]
     template_overrides: frozenset[str] = frozenset()
     targets: dict[str, Target] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
 
     def target(self, name: str) -> Target:
         """Return the named target, or the only one for an empty name.
@@ -110,9 +136,10 @@ class WorkerPool:
                 yield worker
 
     def choose_verifier(self, target: Target, excluded: set[str]) -> Worker | None:
-        """Return the least loaded equal verifier outside ``excluded``."""
+        """Return the least loaded equal verifier outside ``excluded``, a suspect one last."""
         able = [w for w in self.verifiers(target) if w.address not in excluded]
-        return min(able, key=lambda worker: worker.num_leases, default=None)
+        now = self.clock()
+        return min(able, key=lambda w: (now < w.avoided_until, w.num_leases), default=None)
 
     def choose_drafter(self, target: Target, sources: tuple[str, ...]) -> Worker | None:
         """Return the least loaded drafter that fits the target and offers one of the sources."""

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from orchestrator.workers import Role, Worker, WorkerPool, WorkerState
+from orchestrator.workers import FIRST_AVOID_S, Role, Worker, WorkerPool, WorkerState
 from outrider.errors import InvalidField, NotFound, Unavailable
 from outrider.identity import (
     IdentityDigests,
@@ -147,6 +147,26 @@ def test_the_least_loaded_equal_verifier_is_chosen():
     first.num_leases = 2
     assert made.choose_verifier(made.target("m"), set()) is second
     second.lose("gone")
+    assert made.choose_verifier(made.target("m"), set()) is first
+
+
+def test_a_verifier_that_left_a_step_unanswered_comes_last_for_a_while():
+    now = [0.0]
+    first, second = verifier("v1"), verifier("v2")
+    made = pool(first, second)
+    made.clock = lambda: now[0]
+    second.num_leases = 5
+    first.suspect("no verdict within 5.0 s", now[0])
+    assert first.state is WorkerState.SUSPECT
+    assert made.choose_verifier(made.target("m"), set()) is second
+    assert made.choose_verifier(made.target("m"), {"v2"}) is first, "better than nobody"
+    now[0] = FIRST_AVOID_S
+    assert made.choose_verifier(made.target("m"), set()) is first, "it is tried again"
+    first.suspect("no verdict within 5.0 s", now[0])
+    now[0] += FIRST_AVOID_S
+    assert made.choose_verifier(made.target("m"), set()) is second, "twice as long now"
+    first.trust()
+    assert (first.state, first.reason) == (WorkerState.READY, "")
     assert made.choose_verifier(made.target("m"), set()) is first
 
 
