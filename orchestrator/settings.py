@@ -6,7 +6,7 @@ from pydantic_settings import SettingsConfigDict
 from orchestrator.policy import Policy
 from orchestrator.step_time import StepTime
 from outrider.sampling import AcceptanceRule
-from outrider.serving.settings import CommaSeparated, ServiceSettings
+from outrider.serving.settings import Addresses, CommaSeparated, ServiceSettings
 
 
 class OrchestratorSettings(ServiceSettings):
@@ -19,10 +19,10 @@ class OrchestratorSettings(ServiceSettings):
         env_prefix="ORCHESTRATOR_", cli_prog_name="outrider orchestrator"
     )
 
-    verifier: CommaSeparated = Field(
+    verifier: Addresses = Field(
         min_length=1, description="Verifier addresses (host:port), repeated or with commas."
     )
-    drafter: CommaSeparated = Field(
+    drafter: Addresses = Field(
         default=(), description="Drafter addresses (host:port), repeated or with commas."
     )
     max_running: int = Field(

@@ -2,13 +2,14 @@
 
 import difflib
 import os
+import re
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -31,6 +32,28 @@ def _split(value: object) -> object:
 
 CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """Several strings: a flag that may repeat, or one value with commas (the way for variables)."""
+
+ADDRESS = re.compile(
+    r"(dns:(//[^/\s]*/)?)?"  # dns:name:port or dns://server/name:port
+    r"(\[[0-9a-fA-F:.%\w]+\]|[^\s/:\[\]]+):(?P<port>[0-9]{1,5})"
+)
+# Targets of gRPC that name their peer in another way than by host and port.
+OTHER_TARGETS = re.compile(r"(unix|unix-abstract|vsock|ipv4|ipv6):\S+")
+
+
+def _check_addresses(values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        match = ADDRESS.fullmatch(value)
+        fits = match is not None and 1 <= int(match["port"]) <= 65535
+        if not fits and not OTHER_TARGETS.fullmatch(value):
+            raise ValueError(f"{value} is not host:port with a port from 1 to 65535")
+    return values
+
+
+Addresses = Annotated[
+    tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_addresses)
+]
+"""Addresses of peers, several like CommaSeparated: host:port, [v6]:port, or a target of gRPC."""
 
 
 class ServiceSettings(BaseSettings):
@@ -165,7 +188,8 @@ def _fault(
     where = f"{_flag(field)} ({_variable(settings, field)})"
     if detail["type"] == "missing":
         return f"{where}: required"
-    return f"{where}: {detail['msg']}, got {detail['input']!r}"
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    return f"{where}: {message}, got {detail['input']!r}"
 
 
 def _hint(name: str, known: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ import pytest
 from pydantic import Field, ValidationError
 from pydantic_settings import SettingsConfigDict
 
-from outrider.serving.settings import CommaSeparated, ServiceSettings, parse_settings
+from outrider.serving.settings import Addresses, CommaSeparated, ServiceSettings, parse_settings
 
 
 class KennelSettings(ServiceSettings):
@@ -16,6 +16,7 @@ class KennelSettings(ServiceSettings):
     num_bones: int = Field(default=3, ge=1, description="Bones a day.")
     bark: bool = Field(default=True, description="Whether it may bark.")
     neighbour: CommaSeparated = Field(default=(), description="Address of a neighbour.")
+    master: Addresses = Field(default=(), max_length=2, description="Address of a master.")
 
 
 def faults(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
@@ -47,6 +48,50 @@ def test_lists_repeat_or_have_commas(arguments):
 def test_a_list_in_a_variable_has_commas(monkeypatch):
     monkeypatch.setenv("KENNEL_NEIGHBOUR", "a:1,b:2")
     assert parse_settings(KennelSettings, ["--dog", "rex"]).neighbour == ("a:1", "b:2")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1:1",
+        "kennel_1.local:65535",
+        "[::1]:50051",
+        "dns:kennel:50051",
+        "dns:///kennel:50051",
+        "dns://10.0.0.1/kennel:50051",
+        "unix:kennel.socket",
+        "unix:///run/kennel.socket",
+        "ipv4:10.0.0.1:50051",
+    ],
+)
+def test_addresses_are_whatever_a_channel_can_be_opened_to(address):
+    settings = parse_settings(KennelSettings, ["--dog", "rex", "--master", f"a:1,{address}"])
+    assert settings.master == ("a:1", address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "nonsense",
+        "a:",
+        ":1",
+        "a:b",
+        "a:0",
+        "a:65536",
+        "a:٣",
+        "a b:1",
+        "::1:50051",
+        "http://a:1",
+        "dns:///a",
+        "dns:///a:65536",
+        "unix:",
+    ],
+)
+def test_what_is_no_address_is_refused_by_the_flags_name(capsys, address):
+    assert faults(capsys, "--dog", "rex", "--master", address) == [
+        f"  --master (KENNEL_MASTER): {address} is not host:port with a port from 1 to 65535"
+        f", got {address!r}"
+    ]
 
 
 def test_every_fault_is_listed_at_once(capsys, monkeypatch):
