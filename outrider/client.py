@@ -4,12 +4,17 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from outrider.sampling import SamplingParams
+from outrider.sampling import AcceptanceRule, SamplingParams
 from outrider.serving.channel import open_channel
 from outrider.serving.request_id import request_id_metadata
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
 
+RULES = {
+    AcceptanceRule.COUPLED: pb.ACCEPTANCE_RULE_COUPLED,
+    AcceptanceRule.REJECTION: pb.ACCEPTANCE_RULE_REJECTION,
+    AcceptanceRule.BLOCK: pb.ACCEPTANCE_RULE_BLOCK,
+}
 Prompt = str | Sequence[int] | Sequence[tuple[str, str]]
 
 
@@ -88,12 +93,18 @@ def generate_request(
     target_only: bool = False,
     sources: Sequence[str] = (),
     num_draft_tokens: int | None = None,
+    acceptance_rule: AcceptanceRule | None = None,
+    trace_top_ids: int = 0,
     cache_salt: str = "",
 ) -> pb.GenerateRequest:
     """Build a request from text, from token ids, or from (role, content) messages."""
     request = pb.GenerateRequest(model=model, cache_salt=cache_salt)
     if sampling is not None:
         request.sampling_params.CopyFrom(sampling.to_proto())
+    if acceptance_rule is not None:
+        request.speculation.acceptance_rule = RULES[acceptance_rule]
+    if trace_top_ids:
+        request.speculation.trace_top_ids = trace_top_ids
     if target_only or sources or num_draft_tokens is not None:
         request.speculation.target_only = target_only
         request.speculation.sources.extend(sources)

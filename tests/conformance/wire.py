@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from outrider.prefix import PrefixDigest
-from outrider.sampling import SamplingParams
+from outrider.sampling import Mode, SamplingParams, drafter_key
 from outrider.serving.channel import open_channel
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
@@ -30,6 +30,7 @@ class VerifyStream:
         *,
         cycle: int | None = None,
         digest: bytes | None = None,
+        top_ids: int = 0,
     ) -> verifier_pb2.VerifyResponse:
         """State that the sequence is ``ids``, sending those from ``start`` on."""
         self.cycle = self.cycle + 1 if cycle is None else cycle
@@ -41,6 +42,7 @@ class VerifyStream:
             token_ids=ids[start:],
             prefix_digest=PrefixDigest(ids).digest(start) if digest is None else digest,
             draft=draft,
+            top_ids=top_ids,
         )
         await self.call.write(verifier_pb2.VerifyRequest(step=step))
         return await self.call.read()
@@ -55,6 +57,7 @@ async def verify_stream(
     num_prompt_tokens: int = 4,
     salt: str = "",
     expected: common_pb2.IdentityDigests | None = None,
+    ratio_rule: int = verifier_pb2.RATIO_RULE_UNSPECIFIED,
 ) -> AsyncIterator[VerifyStream]:
     """Open a lease at a verifier; it ends with the block."""
     channel = open_channel(address)
@@ -67,6 +70,7 @@ async def verify_stream(
         cache_salt=salt,
         num_prompt_tokens=num_prompt_tokens,
         expected=expected,
+        ratio_rule=ratio_rule,  # type: ignore[arg-type]
     )
     await call.write(verifier_pb2.VerifyRequest(open=opening))
     try:
@@ -92,6 +96,7 @@ class DraftStream:
         pending: Sequence[int] | None = None,
         *,
         num_tokens: int = 4,
+        for_cycle: int = 0,
     ) -> int:
         """Tell the sequence and what is being verified; return the advance's cycle."""
         self.cycle += 1
@@ -101,6 +106,7 @@ class DraftStream:
             token_ids=ids[start:],
             pending=None if pending is None else common_pb2.Draft(token_ids=pending),
             max_draft_tokens=num_tokens,
+            for_cycle=for_cycle,
         )
         await self.call.write(drafter_pb2.DraftRequest(advance=advance))
         return self.cycle
@@ -128,7 +134,10 @@ async def draft_stream(
         sequence_id="test",
         sampling=sampling.to_proto(),
         mode=sampling.mode().value if mode is None else mode,
-        noise_key=0 if sampling.seed is None else sampling.key,
+        noise_key=drafter_key(
+            Mode(sampling.mode().value if mode is None else mode),
+            0 if sampling.seed is None else sampling.key,
+        ),
         num_prompt_tokens=num_prompt_tokens,
         vocab_size=vocab_size,
         sources=sources,

@@ -1,4 +1,4 @@
-"""A drafter that stops reading costs a request its drafts, never its progress."""
+"""A drafter that stops reading or answering costs a request its drafts, never its progress."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -34,6 +34,42 @@ class Deaf(DrafterServicer):
         """Read one message."""
         await anext(aiter(request_iterator))
         await asyncio.Event().wait()
+
+
+class Mute(DrafterServicer):
+    """Takes everything and says nothing."""
+
+    async def Draft(
+        self,
+        request_iterator: AsyncIterator[drafter_pb2.DraftRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        """Read on and on."""
+        async for _ in request_iterator:
+            pass
+
+
+async def test_nobody_waits_long_for_a_drafter_that_says_nothing():
+    async with cluster(
+        verifiers=[table_verifier(LAW)],
+        drafters=[table_drafter(LAW, servicer=Mute)],
+        draft_wait_ms=20,
+        lookup_on_miss=False,
+    ) as services:
+        outputs = [
+            await services.client.generate(
+                generate_request([1, 2], SAMPLING, sources=["model"]), timeout_s=20
+            )
+            for _ in range(2)
+        ]
+    late = [
+        {each.reason: each.count for each in output.complete.receipt.fallbacks}["late_draft"]
+        for output in outputs
+    ]
+    assert min(late) > 30, "every cycle goes without"
+    waited_ms = sum(output.complete.receipt.draft_ms for output in outputs)
+    # Three waits, then pauses that no request sits out; a busy machine may add one or two.
+    assert waited_ms < 10 * 20
 
 
 async def test_a_request_goes_on_without_it():

@@ -15,7 +15,7 @@ import torch
 
 from outrider import coupling
 from outrider.client import Client, generate_request
-from outrider.sampling import SamplingParams
+from outrider.sampling import AcceptanceRule, SamplingParams
 from outrider.v1 import generation_pb2 as pb
 from tests.cluster import cluster
 from tests.statistical.law import ALPHA, Ids, TableLaw, sequence_p
@@ -45,7 +45,7 @@ def be_quick() -> None:
     torch.set_num_threads(1)  # rows are short: threads only wait for one another
 
 
-async def sample(*, num_draws: int, first_seed: int) -> tuple[Ids, Counter]:
+async def sample(*, num_draws: int, first_seed: int, rule: AcceptanceRule) -> tuple[Ids, Counter]:
     """Return the first tokens of every seed, each from its own request with drafts of two."""
     sequences: Ids = np.zeros((num_draws, NUM_TOKENS), dtype=np.int64)
     counts: Counter = Counter()
@@ -56,7 +56,13 @@ async def sample(*, num_draws: int, first_seed: int) -> tuple[Ids, Counter]:
             # One token more than is looked at leaves room for both draft tokens.
             params = SamplingParams(temperature=1.0, max_tokens=NUM_TOKENS + 1, seed=first_seed + i)
             output = await client.generate(
-                generate_request(PROMPT, params, sources=("model",), num_draft_tokens=2)
+                generate_request(
+                    PROMPT,
+                    params,
+                    sources=("model",),
+                    num_draft_tokens=2,
+                    acceptance_rule=rule,
+                )
             )
             sequences[i] = output.token_ids[:NUM_TOKENS]
             counts.update(origin for chunk in output.chunks for origin in chunk.origins)
@@ -72,27 +78,30 @@ async def sample(*, num_draws: int, first_seed: int) -> tuple[Ids, Counter]:
     return sequences, counts
 
 
-def sample_alone(num_draws: int, first_seed: int) -> tuple[Ids, Counter]:
+def sample_alone(num_draws: int, first_seed: int, rule: AcceptanceRule) -> tuple[Ids, Counter]:
     """Sample in a process of its own."""
     be_quick()
-    return asyncio.run(sample(num_draws=num_draws, first_seed=first_seed))
+    return asyncio.run(sample(num_draws=num_draws, first_seed=first_seed, rule=rule))
 
 
-def sample_on_all_cores(*, num_draws: int, first_seed: int) -> tuple[Ids, Counter]:
+def sample_on_all_cores(
+    *, num_draws: int, first_seed: int, rule: AcceptanceRule
+) -> tuple[Ids, Counter]:
     """Share the seeds out: a cluster for every core, all of it Python on one thread."""
     shares = np.array_split(np.arange(num_draws), os.cpu_count() or 1)
     # gRPC's threads do not survive a fork.
     with ProcessPoolExecutor(len(shares), mp_context=get_context("spawn")) as processes:
         sizes = [len(share) for share in shares]
         seeds = [first_seed + int(share[0]) for share in shares]
-        results = list(processes.map(sample_alone, sizes, seeds))
+        results = list(processes.map(sample_alone, sizes, seeds, [rule] * len(shares)))
     return np.concatenate([ids for ids, _ in results]), sum((c for _, c in results), Counter())
 
 
-async def test_20_000_requests_follow_the_law():
+@pytest.mark.parametrize("rule", [AcceptanceRule.COUPLED, AcceptanceRule.BLOCK])
+async def test_20_000_requests_follow_the_law(rule: AcceptanceRule):
     # seeds 10**12.., draws 20,000, alpha 1e-6
     sequences, counts = await asyncio.to_thread(
-        sample_on_all_cores, num_draws=20_000, first_seed=10**12
+        sample_on_all_cores, num_draws=20_000, first_seed=10**12, rule=rule
     )
     assert len(sequences) == 20_000
     for origin in (
@@ -115,5 +124,5 @@ async def test_noise_that_serves_two_positions_fails_the_law(monkeypatch):
         "draw",
         lambda rows, keys, positions: draw(rows, keys, [p // 2 for p in positions]),
     )
-    sequences, _ = await sample(num_draws=1_000, first_seed=10**12)
+    sequences, _ = await sample(num_draws=1_000, first_seed=10**12, rule=AcceptanceRule.COUPLED)
     assert sequence_p(TARGET, PROMPT, sequences) < ALPHA

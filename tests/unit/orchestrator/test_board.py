@@ -44,6 +44,27 @@ def test_take(posted, after, taken, discarded):
     assert made.num_discarded_tokens == discarded
 
 
+def bound(path: tuple[int, ...], *draft: int, cycle: int, base: int = 3) -> DraftBlock:
+    return DraftBlock(base, path, Draft(draft, "model"), for_cycle=cycle)
+
+
+@pytest.mark.parametrize(
+    ("posted", "cycle", "taken", "discarded"),
+    [
+        pytest.param([bound((4,), 7, 8, cycle=2)], 2, (7, 8), 0, id="its own cycle"),
+        pytest.param([bound((4,), 7, 8, cycle=2)], 3, None, 2, id="late"),
+        pytest.param([bound((4,), 7, 8, cycle=3)], 2, None, 2, id="fits too early"),
+        pytest.param([bound((4, 5), 7, 8, cycle=3)], 2, None, 0, id="may still come true"),
+        pytest.param([bound((4, 5), 7, 8, cycle=2)], 3, None, 2, id="late, though it may fit"),
+    ],
+)
+def test_a_block_of_one_cycle_serves_no_other(posted, cycle, taken, discarded):
+    made = board(*posted)
+    draft = made.take([*BASE, 4], cycle)
+    assert (None if draft is None else draft.token_ids) == taken
+    assert made.num_discarded_tokens == discarded
+
+
 def test_a_draft_is_taken_once():
     made = board(block((), 7, 8))
     assert made.take(BASE, 0) is not None
