@@ -13,7 +13,7 @@ PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup protos models fmt lint test statistical slow parity check demo up bench-overhead \
-	bench-target-only gpu-check clean
+	bench-target-only bench-acceptance gpu-check clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -89,6 +89,9 @@ bench-overhead: $(SETUP) $(STUBS) ## Measure what a cycle costs beyond the model
 
 bench-target-only: $(SETUP) $(STUBS) $(MODELS) ## Compare target-only decoding with transformers
 	$(OFFLINE) $(BIN)/python -m bench.target_only
+
+bench-acceptance: $(SETUP) $(STUBS) $(MODELS) ## Measure how often draft tokens are kept, by rule
+	$(OFFLINE) $(BIN)/python -m bench.acceptance
 
 gpu-check: $(SETUP) $(STUBS) ## Check and measure an 8B shape with random weights on this machine's GPU
 	$(OFFLINE) $(BIN)/python -m bench.gpu_check

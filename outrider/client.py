@@ -84,6 +84,16 @@ class Client:
             raise RuntimeError("the stream ended with OK but without a completion")
         return Output(tuple(chunks), complete)
 
+    async def tokenize(self, prompt: str | Sequence[tuple[str, str]], model: str = "") -> list[int]:
+        """Return the ids of a text, or of (role, content) messages with the chat template."""
+        request = pb.TokenizeRequest(model=model)
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            for role, content in prompt:
+                request.chat.messages.add(role=role, content=content)
+        return list((await self.stub.Tokenize(request)).token_ids)
+
 
 def generate_request(
     prompt: Prompt,

@@ -19,8 +19,10 @@ from outrider.engine.view import Mode
 
 NUM_BLOCKS = 48
 LENGTHS = (23, 37)
-# Largest difference of a logit, in standard deviations of the plain model's logits.
-TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.35}
+# Root mean square difference of the worst row, in standard deviations of the plain model's logits.
+# Rounding alone gives up to 0.21 in bfloat16 on layer cuts of a small model; one wrong position
+# gives 0.75 and more.
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.4}
 RECURRENT = ("linear_attention", "conv", "mamba", "recurrent", "mamba2")
 
 
@@ -28,7 +30,8 @@ RECURRENT = ("linear_attention", "conv", "mamba", "recurrent", "mamba2")
 class SelfTestReport:
     """What the start-up test found.
 
-    ``max_error`` is the largest logit difference from the plain model in its standard deviations;
+    ``max_error`` is the root mean square logit difference from the plain model in the worst row, in
+    standard deviations of its logits;
     ``row_invariant``: a row has the same bits alone and in any batch that was tried.
     """
 
@@ -219,7 +222,8 @@ class _Trial:
         return same
 
     def _error(self, got: torch.Tensor, plain: torch.Tensor) -> float:
-        error = float((got - plain).abs().max() / plain.std().clamp_min(1e-30))
+        worst = (got - plain).square().mean(-1).sqrt().max()
+        error = float(worst / plain.std().clamp_min(1e-30))
         limit = TOLERANCES[self.packed.model.dtype]
         if not error <= limit:
             raise ArithmeticError(f"logits differ from the plain model by {error:.3g} deviations")
