@@ -57,6 +57,7 @@ async def decode(
         await verification.send(sequence, draft)
         await drafting.prepare_next(sequence, draft)
         verdict = await verification.verdict(sequence, draft)
+        drafting.learn(draft, verdict)
         delivery = transcript.take(committed_tokens(draft.token_ids, verdict))
         done = Cycle(sequence.cycle, len(sequence), draft, verdict, delivery)
         sequence.commit(delivery.tokens, delivery.end)

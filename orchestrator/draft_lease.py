@@ -1,6 +1,8 @@
 """A draft lease: one open stream to one drafter for one sequence; blocks go to the draft board."""
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import grpc
@@ -10,6 +12,7 @@ from orchestrator.kv_ledger import KVLedger
 from orchestrator.patience import Patience
 from orchestrator.request import Request
 from orchestrator.sequence import Sequence
+from orchestrator.workers import Worker
 from outrider.draft import Draft
 from outrider.sampling import Mode, drafter_key
 from outrider.serving.request_id import request_id_metadata
@@ -39,7 +42,8 @@ class GrpcDraftLease:
     call: grpc.aio.StreamStreamCall
     board: DraftBoard
     opening: drafter_pb2.DraftOpen
-    patience: Patience = field(default_factory=Patience)
+    worker: Worker
+    clock: Callable[[], float] = time.monotonic
     binds_cycles: bool = False
     """RATIO: a block serves one cycle, and is used whole."""
     ledger: KVLedger = field(default_factory=KVLedger)
@@ -51,11 +55,10 @@ class GrpcDraftLease:
     @classmethod
     def open(
         cls,
-        channel: grpc.aio.Channel,
+        worker: Worker,
         sequence: Sequence,
         request: Request,
         board: DraftBoard,
-        patience: Patience,
         timeout_s: float | None,
     ) -> "GrpcDraftLease":
         """Start the stream; ``timeout_s`` is what the client's deadline leaves."""
@@ -71,14 +74,31 @@ class GrpcDraftLease:
             num_prompt_tokens=len(request.prompt_ids),
             vocab_size=identity.vocab_size,
         )
-        stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+        stub = drafter_pb2_grpc.DrafterServiceStub(worker.channel)
         call = stub.Draft(timeout=timeout_s, metadata=request_id_metadata(request.request_id))
-        return cls(call, board, opening, patience, binds_cycles=request.mode is Mode.RATIO)
+        return cls(call, board, opening, worker, binds_cycles=request.mode is Mode.RATIO)
 
     @property
     def is_alive(self) -> bool:
         """False once the stream ended."""
         return not self.lost_reason
+
+    @property
+    def patience(self) -> Patience:
+        """Whether it makes sense to wait for this drafter."""
+        return self.worker.patience
+
+    @property
+    def is_trusted(self) -> bool:
+        """False once the drafter failed again and again, here or for others."""
+        return self.worker.breaker.allows(self.clock())
+
+    def judge(self, failure: str | None) -> None:
+        """Tell what came of a draft: nothing wrong, or what was."""
+        if failure is None:
+            self.worker.succeed()
+        else:
+            self.worker.fail(failure, self.clock())
 
     @property
     def num_heals(self) -> int:

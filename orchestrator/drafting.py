@@ -13,9 +13,12 @@ from orchestrator.patience import Patience
 from orchestrator.policy import SpeculationPlan
 from orchestrator.receipt import Stats
 from orchestrator.sequence import Sequence
+from orchestrator.verdict import Verdict
 from outrider.draft import NO_DRAFT, Draft
 from outrider.lookup.ngram import NgramIndex
 
+LOOKUP_SOURCE = "lookup"
+FAILURES = ("drafter_lost", "drafter_refused")  # losses that speak against the drafter
 RETAKE_AFTER_S = 1.0  # a lost drafter is not asked again before
 
 
@@ -48,6 +51,15 @@ class DraftLease(Protocol):
     @property
     def patience(self) -> Patience:
         """Whether it makes sense to wait for this drafter."""
+        ...
+
+    @property
+    def is_trusted(self) -> bool:
+        """False once the drafter failed again and again, here or for others."""
+        ...
+
+    def judge(self, failure: str | None) -> None:
+        """Tell what came of a draft: nothing wrong, or what was."""
         ...
 
     def close(self) -> None:
@@ -98,6 +110,12 @@ class Drafting:
         self.board.num_discarded_tokens += len(draft) - len(draft.head(num_tokens))
         return draft.head(num_tokens)
 
+    def learn(self, draft: Draft, verdict: Verdict) -> None:
+        """Let the drafter answer for its drafts; lookup answers to nobody."""
+        if self.lease is not None and draft and draft.source != LOOKUP_SOURCE:
+            invalid = verdict.invalid_draft
+            self.lease.judge(f"invalid draft: {invalid}" if invalid else None)
+
     async def prepare_next(self, sequence: Sequence, pending: Draft) -> None:
         """Let the drafter work on what follows while ``pending`` is being verified."""
         wanted = self.plan.num_draft_tokens(sequence.cycle + 1)
@@ -146,8 +164,12 @@ class Drafting:
         """Return a live lease, taking a drafter (back) where that is possible."""
         if not self.plan.speculates:
             return None
-        if self.lease is not None and not self.lease.is_alive:
-            self.stats.note_fallback(self.lease.lost_reason)
+        lost = self.lease is not None and not self.lease.is_alive
+        if self.lease is not None and (lost or not self.lease.is_trusted):
+            reason = self.lease.lost_reason if lost else "drafter_suspect"
+            self.stats.note_fallback(reason)
+            if reason in FAILURES:
+                self.lease.judge(reason)
             self._drop_lease()
             self.retake_at = self.clock() + RETAKE_AFTER_S
         if self.lease is None and self.clock() >= self.retake_at:
@@ -164,7 +186,7 @@ class Drafting:
     def _look_up(self, sequence: Sequence, num_tokens: int) -> Draft:
         assert self.index is not None
         self.index.extend(sequence.token_ids[len(self.index) :])
-        return Draft(tuple(self.index.propose(num_tokens)), "lookup")
+        return Draft(tuple(self.index.propose(num_tokens)), LOOKUP_SOURCE)
 
     def _why_none(self, sequence: Sequence) -> str:
         if self.lease is None:

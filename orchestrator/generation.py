@@ -113,14 +113,7 @@ class Generation:
             return None
         self.drafter, self._holds_drafter = worker, True
         worker.num_leases += 1
-        return GrpcDraftLease.open(
-            worker.channel,
-            self.sequence,
-            request,
-            self._board,
-            worker.patience,
-            self.timeout_s(),
-        )
+        return GrpcDraftLease.open(worker, self.sequence, request, self._board, self.timeout_s())
 
     def _release_drafter(self) -> None:
         if self._holds_drafter and self.drafter is not None:

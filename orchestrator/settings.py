@@ -5,6 +5,7 @@ from pydantic_settings import SettingsConfigDict
 
 from orchestrator.policy import Policy
 from orchestrator.step_time import StepTime
+from orchestrator.workers import MAX_FAILURES
 from outrider.sampling import AcceptanceRule
 from outrider.serving.settings import Addresses, CommaSeparated, ServiceSettings
 
@@ -40,6 +41,12 @@ class OrchestratorSettings(ServiceSettings):
     )
     max_draft_tokens: int = Field(
         default=16, ge=1, le=64, description="Longest draft that a request may ask for."
+    )
+    max_worker_failures: int = Field(
+        default=MAX_FAILURES,
+        ge=1,
+        le=1_000_000,
+        description="Failures in a row after which a worker is left alone for a while.",
     )
     draft_wait_ms: float = Field(
         default=100.0,

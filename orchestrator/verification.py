@@ -60,7 +60,7 @@ class LeasedVerification:
             try:
                 verdict = await self.lease.verdict(sequence, draft)
                 assert self.worker is not None
-                self.worker.trust()
+                self.worker.succeed()
                 return verdict
             except VerifierLost as lost:
                 self._lose(sequence, lost)
@@ -76,7 +76,12 @@ class LeasedVerification:
             self.lease = None
 
     def _open(self, sequence: Sequence) -> None:
-        worker = self.pool.choose_verifier(self.request.target, self._failed)
+        worker = self.pool.choose_verifier(
+            self.request.target,
+            self._failed,
+            salt=self.request.cache_salt,
+            token_ids=self.request.prompt_ids,
+        )
         if worker is None:
             name = self.request.target.identity.name
             raise Unavailable(f"no verifier of {name} is ready", retry_after_s=RETRY_AFTER_S)
@@ -97,8 +102,10 @@ class LeasedVerification:
             raise InvalidField("request", lost.reason)  # another verifier would say the same
         assert self.worker is not None
         log.warning("verifier_lost", address=self.worker.address, reason=lost.reason)
-        if lost.loss is Loss.SILENT:
-            self.worker.suspect(lost.reason, self.pool.clock())
+        if lost.loss is not Loss.FULL:
+            # One silence costs a request seconds: nobody else shall wait for this one.
+            grave = lost.loss is Loss.SILENT
+            self.worker.fail(lost.reason, self.pool.clock(), grave=grave)
         self._failed.add(self.worker.address)
         self.close()
         sequence.apply(Event.VERIFIER_LOST)

@@ -2,11 +2,13 @@
 
 import enum
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc
 
+from orchestrator.affinity import PrefixAffinity
+from orchestrator.breaker import Breaker
 from orchestrator.patience import Patience
 from orchestrator.policy import LOOKUP
 from orchestrator.step_time import StepTime
@@ -20,8 +22,11 @@ from outrider.identity import (
 from outrider.text import TextCodec
 from outrider.v1 import worker_pb2
 
-FIRST_AVOID_S = 30.0
-MAX_AVOID_S = 480.0
+MAX_FAILURES = 3  # in a row, before a worker is avoided for a while
+VERIFIER_PAUSE_S = 30.0
+DRAFTER_PAUSE_S = 2.0
+# The verifier that has read a prompt's beginning is chosen even if it is busier by this much.
+AFFINITY_LEASES = 2
 
 
 class Role(enum.Enum):
@@ -36,9 +41,7 @@ class WorkerState(enum.Enum):
 
     CONNECTING = "connecting"
     READY = "ready"
-    SUSPECT = (
-        "suspect"  # left a step unanswered; used where nobody else is, and again after a while
-    )
+    SUSPECT = "suspect"  # failed again and again; others go first for a while
     REFUSED = "refused"
     LOST = "lost"
 
@@ -62,27 +65,32 @@ class Worker:
     refusals: dict[str, str] = field(default_factory=dict)  # by target name; "" is a fit
     step_time: StepTime = field(default_factory=StepTime)
     patience: Patience = field(default_factory=Patience)
-    avoided_until: float = 0.0
-    avoid_s: float = FIRST_AVOID_S
+    max_failures: int = MAX_FAILURES
+    breaker: Breaker = field(init=False)
+
+    def __post_init__(self) -> None:
+        pause_s = VERIFIER_PAUSE_S if self.role is Role.VERIFIER else DRAFTER_PAUSE_S
+        self.breaker = Breaker(self.max_failures, pause_s)
 
     @property
     def is_ready(self) -> bool:
         """True while the worker may be used."""
         return self.state in (WorkerState.READY, WorkerState.SUSPECT)
 
-    def suspect(self, reason: str, now: float) -> None:
-        """The worker left a step unanswered: others go first for a while, longer every time."""
-        if self.state is WorkerState.READY:
-            self.state = WorkerState.SUSPECT
-        self.reason = reason
-        self.avoided_until = now + self.avoid_s
-        self.avoid_s = min(2 * self.avoid_s, MAX_AVOID_S)
+    def fail(self, reason: str, now: float, *, grave: bool = False) -> None:
+        """The worker failed a request: after a few of these others go first for a while.
 
-    def trust(self) -> None:
-        """The worker answered a step."""
+        One grave failure counts as many.
+        """
+        self.breaker.note_failure(now, weight=self.max_failures if grave else 1)
+        if self.breaker.is_open and self.state is WorkerState.READY:
+            self.state, self.reason = WorkerState.SUSPECT, reason
+
+    def succeed(self) -> None:
+        """The worker did its work."""
+        self.breaker.note_success()
         if self.state is WorkerState.SUSPECT:
             self.state, self.reason = WorkerState.READY, ""
-            self.avoided_until, self.avoid_s = 0.0, FIRST_AVOID_S
 
     def lose(self, reason: str) -> None:
         """The worker cannot be reached or does not serve."""
@@ -109,6 +117,7 @@ class WorkerPool:
     template_overrides: frozenset[str] = frozenset()
     targets: dict[str, Target] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
+    affinity: PrefixAffinity = field(default_factory=PrefixAffinity)
 
     def target(self, name: str) -> Target:
         """Return the named target, or the only one for an empty name.
@@ -135,19 +144,42 @@ class WorkerPool:
             if identity.is_equal_verifier(target.identity):
                 yield worker
 
-    def choose_verifier(self, target: Target, excluded: set[str]) -> Worker | None:
-        """Return the least loaded equal verifier outside ``excluded``, a suspect one last."""
-        able = [w for w in self.verifiers(target) if w.address not in excluded]
+    def choose_verifier(
+        self,
+        target: Target,
+        excluded: set[str],
+        *,
+        salt: str = "",
+        token_ids: Sequence[int] = (),
+    ) -> Worker | None:
+        """Return an equal verifier outside ``excluded``, suspect ones last.
+
+        The one that read the longest prefix of the ids goes first, unless it is busier than the
+        least loaded one by more than a few leases.
+        """
         now = self.clock()
-        return min(able, key=lambda w: (now < w.avoided_until, w.num_leases), default=None)
+        able = [w for w in self.verifiers(target) if w.address not in excluded]
+        trusted = [w for w in able if w.breaker.allows(now)] or able
+        least = min(trusted, key=lambda worker: worker.num_leases, default=None)
+        if least is None:
+            return None
+        by_address = {worker.address: worker for worker in trusted}
+        known = by_address.get(self.affinity.find(salt, token_ids, by_address) or "", least)
+        chosen = known if known.num_leases <= least.num_leases + AFFINITY_LEASES else least
+        self.affinity.note(salt, token_ids, chosen.address)
+        return chosen
 
     def choose_drafter(self, target: Target, sources: tuple[str, ...]) -> Worker | None:
-        """Return the least loaded drafter that fits the target and offers one of the sources."""
+        """Return the least loaded drafter that fits the target and offers one of the sources.
+
+        One that failed again and again is left alone for a while: drafts can be done without.
+        """
         able = [
             worker
             for worker in self.workers
             if worker.role is Role.DRAFTER
             and worker.is_ready
+            and worker.breaker.allows(self.clock())
             and (not sources or set(sources) & set(worker.sources))
             and worker.refusals.get(target.identity.name) == ""
         ]

@@ -95,7 +95,11 @@ async def open_stage(
         lambda: open_drafter(lookup),
         *drafters,
     ]
-    settings: dict[str, object] = {"draft_wait_ms": DRAFT_WAIT_MS, "max_running": MAX_AT_ONCE}
+    settings: dict[str, object] = {
+        "draft_wait_ms": DRAFT_WAIT_MS,
+        "max_running": MAX_AT_ONCE,
+        "max_worker_failures": 1_000_000,  # what one test does to a drafter is not held against it
+    }
     async with cluster(
         verifiers=[lambda each=each: open_verifier(each) for each in targets],
         drafters=opened,

@@ -112,3 +112,24 @@ async def test_an_illegal_script_behind_the_real_service_does_no_harm(stage: Sta
             assert receipt.draft_acceptance_rate == 1.0
         else:
             assert fallbacks(output)["invalid_draft"] >= 1
+
+
+async def test_a_drafter_that_talks_nonsense_again_and_again_is_left_alone(toy: Path):
+    """After three invalid drafts in a row nobody asks it any more, in other requests either."""
+    target = VerifierSettings(model=str(toy), dtype="float32", num_threads=1)
+    rogues = Book()
+    async with open_stage(
+        [target], drafters=[lambda: open_rogue(rogues)], max_worker_failures=3
+    ) as opened:
+        plain = await opened.plain(PROMPT, replace(GREEDY, max_tokens=40))
+        rogues.learn(PROMPT, plain.token_ids)
+        params = replace(GREEDY, max_tokens=24)
+        first, second = [
+            await opened.speculated(PROMPT, params, drafter="largest_int32") for _ in range(2)
+        ]
+    for output in (first, second):
+        assert output.token_ids == plain.token_ids[:24]
+    assert fallbacks(first)["invalid_draft"] == 3
+    assert fallbacks(first)["drafter_suspect"] == 1
+    assert fallbacks(second).get("invalid_draft", 0) == 0
+    assert fallbacks(second)["no_drafter"] > 10

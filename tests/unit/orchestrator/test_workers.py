@@ -7,7 +7,16 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from orchestrator.workers import FIRST_AVOID_S, Role, Worker, WorkerPool, WorkerState
+from orchestrator.workers import (
+    AFFINITY_LEASES,
+    DRAFTER_PAUSE_S,
+    MAX_FAILURES,
+    VERIFIER_PAUSE_S,
+    Role,
+    Worker,
+    WorkerPool,
+    WorkerState,
+)
 from outrider.errors import InvalidField, NotFound, Unavailable
 from outrider.identity import (
     IdentityDigests,
@@ -155,19 +164,62 @@ def test_a_verifier_that_left_a_step_unanswered_comes_last_for_a_while():
     first, second = verifier("v1"), verifier("v2")
     made = pool(first, second)
     made.clock = lambda: now[0]
+    first.breaker.jitter = second.breaker.jitter = lambda: 1.0
     second.num_leases = 5
-    first.suspect("no verdict within 5.0 s", now[0])
+    first.fail("no verdict within 5.0 s", now[0], grave=True)
     assert first.state is WorkerState.SUSPECT
     assert made.choose_verifier(made.target("m"), set()) is second
     assert made.choose_verifier(made.target("m"), {"v2"}) is first, "better than nobody"
-    now[0] = FIRST_AVOID_S
+    now[0] = VERIFIER_PAUSE_S
     assert made.choose_verifier(made.target("m"), set()) is first, "it is tried again"
-    first.suspect("no verdict within 5.0 s", now[0])
-    now[0] += FIRST_AVOID_S
+    first.fail("no verdict within 5.0 s", now[0])
+    now[0] += VERIFIER_PAUSE_S
     assert made.choose_verifier(made.target("m"), set()) is second, "twice as long now"
-    first.trust()
+    first.succeed()
     assert (first.state, first.reason) == (WorkerState.READY, "")
     assert made.choose_verifier(made.target("m"), set()) is first
+
+
+def test_a_few_lost_streams_open_the_breaker_of_a_drafter():
+    now = [0.0]
+    failing, other = drafter("d1"), drafter("d2")
+    made = pool(verifier(), failing, other)
+    made.clock = lambda: now[0]
+    failing.breaker.jitter = lambda: 1.0
+    other.num_leases = 5
+    for _ in range(MAX_FAILURES):
+        assert made.choose_drafter(made.target("m"), ()) is failing
+        failing.fail("drafter_lost", now[0])
+    assert failing.state is WorkerState.SUSPECT
+    assert made.choose_drafter(made.target("m"), ()) is other
+    other.lose("gone")
+    assert made.choose_drafter(made.target("m"), ()) is None, "drafts can be done without"
+    now[0] = DRAFTER_PAUSE_S
+    assert made.choose_drafter(made.target("m"), ()) is failing
+    failing.succeed()
+    assert failing.state is WorkerState.READY
+
+
+def test_a_prompt_goes_where_its_beginning_was_read():
+    first, second = verifier("v1"), verifier("v2")
+    made = pool(first, second)
+    target, beginning = made.target("m"), list(range(100))
+
+    def chosen(token_ids: list[int], salt: str = "") -> Worker | None:
+        return made.choose_verifier(target, set(), salt=salt, token_ids=token_ids)
+
+    second.num_leases = 1
+    assert chosen(beginning) is first
+    first.num_leases = 1 + AFFINITY_LEASES
+    assert chosen([*beginning[:70], 5, 6]) is first, "two more leases are worth a cached prefix"
+    assert chosen([9, *beginning]) is second
+    assert chosen(beginning, salt="other") is second, "a cache is shared within a salt alone"
+    first.num_leases += 1
+    assert chosen(beginning) is second, "too busy by now"
+    first.num_leases = 0
+    second.num_leases = 1
+    assert chosen(beginning) is second, "it was the last one to read them"
+    assert chosen(beginning[:31]) is first, "too short to matter"
 
 
 def test_a_name_passes_to_new_weights_once_nobody_serves_the_old_ones():
