@@ -1,5 +1,18 @@
 """The command line."""
 
-from outrider.cli.main import main
+import os
+
+
+def main() -> None:
+    """Run the program ``outrider``."""
+    # gRPC reads this when it is loaded; its own notes have no place among a command's output.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    try:
+        from outrider.cli.commands import run
+
+        run()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
 
 __all__ = ["main"]

@@ -1,5 +1,6 @@
 """``outrider demo``: real models, real prompts, with and without drafts, in one go."""
 
+import asyncio
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -9,9 +10,11 @@ from rich import box
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
+from outrider.cli.interrupts import cancelled_by_signals
 from outrider.cli.pairing import wait_paired
-from outrider.cli.render import LEGEND, print_chunk
+from outrider.cli.render import legend, plain_console, print_chunk
 from outrider.cli.stack import StackOptions, run_stack
 from outrider.client import Client, generate_request
 from outrider.sampling import SamplingParams
@@ -31,9 +34,9 @@ PROMPTS = (
 )
 
 NOTES = (
-    "[dim]passes: of the target; saved: against target-only; length: mean acceptance length,\n"
-    "tokens per verified draft, the target's own included. * six layers of the target, untrained:\n"
-    "it guesses badly and shows that bad drafts cost time, never output.[/dim]"
+    "passes: of the target; saved: against target-only; length: mean acceptance length, "
+    "tokens per verified draft, the target's own included. * six layers of the target, untrained: "
+    "it guesses badly and shows that bad drafts cost time, never output."
 )
 
 
@@ -82,38 +85,46 @@ class Way:
         )
 
 
-async def run_demo(models: Path, *, max_tokens: int, num_prompts: int) -> None:
+def run_demo(models: Path, *, max_tokens: int, num_prompts: int) -> None:
     """Answer the prompts; Raises: StackError if a service does not come up."""
-    console = Console(highlight=False)
-    target, draft = _models(console, models)
+    console = plain_console()
+    target, draft = _models(console, models)  # before the loop: Ctrl-C ends it where it is
     options = StackOptions(
         verifier_flags=[("--model", str(target))], drafter_flags=[("--model", str(draft))]
     )
+    asyncio.run(_run(console, options, max_tokens=max_tokens, num_prompts=num_prompts))
+
+
+async def _run(
+    console: Console, options: StackOptions, *, max_tokens: int, num_prompts: int
+) -> None:
     ways = [
         Way("n-gram", sources=("ngram",)),
         Way("draft model*", sources=("model",)),
         Way("target-only", target_only=True),
     ]
     async with AsyncExitStack() as exits:
+        exits.enter_context(cancelled_by_signals(console))
         with _spinner(console) as progress:
             progress.add_task("starting verifier, drafter and orchestrator")
             began = time.monotonic()
             stack = await exits.enter_async_context(run_stack(options))
             client = await exits.enter_async_context(Client(stack.orchestrator.address))
             await wait_paired(client)
-        console.print(f"three services ready in {time.monotonic() - began:.1f} s; {LEGEND}\n")
+        ready = f"three services ready in {time.monotonic() - began:.1f} s; "
+        console.print(ready, legend(console), "\n", sep="")
         differing = 0
         for prompt in PROMPTS[:num_prompts]:
-            console.rule(f"[bold]{prompt}[/bold]")
+            console.rule(Text(prompt, "bold"))
             texts = [
                 await _answer(console, client, prompt, way, max_tokens, shown=way is ways[0])
                 for way in ways
             ]
             differing += len(set(texts)) - 1
             same = "all ways gave the same answer" if len(set(texts)) == 1 else "DIFFERENT"
-            console.print(f"\n[dim]{same}[/dim]\n")
+            console.print(f"\n{same}\n", style="dim")
     console.print(_summary(ways, num_prompts))
-    console.print(NOTES)
+    console.print(NOTES, style="dim")
     if differing:
         raise SystemExit("an answer differed from target-only; that is a fault")
 
@@ -156,7 +167,10 @@ def _models(console: Console, folder: Path) -> tuple[Path, Path]:
 
 def _spinner(console: Console) -> Progress:
     return Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        console=console,
     )
 
 

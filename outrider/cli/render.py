@@ -14,7 +14,20 @@ STYLES = {
     pb.TOKEN_ORIGIN_BONUS: "cyan",
     pb.TOKEN_ORIGIN_ONLY: "",
 }
-LEGEND = "[green]accepted draft[/green], [cyan]bonus[/cyan], [yellow]recovered[/yellow], plain"
+
+
+def plain_console(*, stderr: bool = False) -> Console:
+    """Return a console that prints texts as they are: what comes from outside is no markup."""
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+def legend(console: Console) -> Text:
+    """Return what marks the origins of tokens on this console."""
+    if not _has_colors(console):
+        return Text("accepted draft tokens stand in ‹ ›")
+    return Text.from_markup(
+        "[green]accepted draft[/green], [cyan]bonus[/cyan], [yellow]recovered[/yellow], plain"
+    )
 
 
 def print_chunk(console: Console, chunk: pb.GenerateChunk) -> None:
@@ -23,9 +36,12 @@ def print_chunk(console: Console, chunk: pb.GenerateChunk) -> None:
     Accepted runs are bracketed without colours.
     """
     text = Text()
+    bracket = not _has_colors(console)
     bracketed = False
     for piece, origin in zip(chunk.pieces, chunk.origins, strict=True):
-        accepted = origin == pb.TOKEN_ORIGIN_ACCEPTED and not console.is_terminal
+        if not piece:  # a special token, or text that is not certain yet
+            continue
+        accepted = bracket and origin == pb.TOKEN_ORIGIN_ACCEPTED
         if accepted != bracketed:
             text.append("‹" if accepted else "›")
             bracketed = accepted
@@ -48,8 +64,8 @@ def receipt_table(complete: pb.GenerateComplete) -> Table:
     saved = f"{receipt.num_target_passes} ({receipt.num_passes_saved} saved)"
     table.add_row("target passes", saved)
     accepted = f"{receipt.num_accepted_draft_tokens} of {receipt.num_draft_tokens} draft tokens"
-    length = f"mean acceptance length {receipt.mean_acceptance_length:.2f}"
-    table.add_row("accepted", f"{accepted}, {length}")
+    length = f"{receipt.mean_acceptance_length:.2f}" if receipt.num_spec_steps else "–"
+    table.add_row("accepted", f"{accepted}, mean acceptance length {length}")
     table.add_row("rule", receipt.rule + (f", seed {receipt.seed}" if receipt.seed else ""))
     times = f"first token {receipt.ttft_ms:.0f} ms, total {receipt.total_ms:.0f} ms"
     parts = f"draft {receipt.draft_ms:.0f}, verify {receipt.verify_ms:.0f}"
@@ -58,3 +74,7 @@ def receipt_table(complete: pb.GenerateComplete) -> Table:
         fallbacks = ", ".join(f"{each.reason} {each.count}" for each in receipt.fallbacks)
         table.add_row("no draft", fallbacks)
     return table
+
+
+def _has_colors(console: Console) -> bool:
+    return console.color_system is not None and not console.no_color

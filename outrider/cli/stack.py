@@ -15,8 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.serving.channel import open_channel
 
+TETHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("tether.py")))
 POLL_S = 0.05
 STOP_S = 40.0
+STOP_LOADING_S = 2.0  # who has never served has nothing to finish
 LAST_LINES = 8
 
 
@@ -26,7 +28,11 @@ class StackError(Exception):
 
 @dataclass(slots=True)
 class Service:
-    """One process and what is known of it."""
+    """One process and what is known of it.
+
+    It has a session of its own, so that a terminal's Ctrl-C reaches it only through its parent, and
+    it stops when the parent dies.
+    """
 
     name: str
     module: str
@@ -36,6 +42,7 @@ class Service:
     environment: dict[str, str] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
     address: str = ""
+    was_ready: bool = False
 
     @property
     def port_file(self) -> Path:
@@ -44,7 +51,7 @@ class Service:
 
     async def start(self) -> None:
         """Start the process and learn its address; Raises: StackError if it ends before."""
-        command = (sys.executable, "-m", self.module, *self.arguments)
+        command = (*TETHER, str(os.getpid()), "-m", self.module, *self.arguments)
         with self.log_path.open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *command,
@@ -54,6 +61,7 @@ class Service:
                 stderr=log,
                 stdin=asyncio.subprocess.DEVNULL,
                 env={**os.environ, **self.environment},
+                start_new_session=True,
             )
         while not self.port_file.exists():
             self.check()
@@ -84,6 +92,7 @@ class Service:
                     try:
                         answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
                         if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                            self.was_ready = True
                             return
                     except grpc.aio.AioRpcError:
                         pass
@@ -94,14 +103,21 @@ class Service:
             await channel.close()
 
     async def stop(self) -> None:
-        """End the process in good order, by force if it does not."""
+        """End the process in good order, by force if it does not or if this is cancelled."""
         if self.process is None or self.process.returncode is not None:
             return
         self.process.send_signal(signal.SIGTERM)
         try:
-            async with asyncio.timeout(STOP_S):
+            async with asyncio.timeout(STOP_S if self.was_ready else STOP_LOADING_S):
                 await self.process.wait()
         except TimeoutError:
+            pass
+        finally:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End the process by force if it still runs."""
+        if self.process is not None and self.process.returncode is None:
             self.process.kill()
             await self.process.wait()
 
@@ -145,6 +161,18 @@ class Stack:
         for service in self.services:
             service.check()
 
+    async def stop(self) -> None:
+        """End all in good order: the orchestrator first, whose streams need the workers.
+
+        Cancelled, end all at once.
+        """
+        try:
+            await self.orchestrator.stop()
+            workers = (*self.verifiers, *self.drafters)
+            await asyncio.gather(*(worker.stop() for worker in workers))
+        finally:
+            await asyncio.gather(*(service.kill() for service in self.services))
+
 
 @asynccontextmanager
 async def run_stack(options: StackOptions) -> AsyncIterator[Stack]:
@@ -168,19 +196,16 @@ async def run_stack(options: StackOptions) -> AsyncIterator[Stack]:
             for index, flags in enumerate(options.drafter_flags)
         ]
         workers = [*verifiers, *drafters]
-        orchestrator: Service | None = None
+        orchestrator = service("orchestrator", "orchestrator", ())
+        stack = Stack(verifiers, drafters, orchestrator)
         try:
             await asyncio.gather(*(worker.start() for worker in workers))
             addresses = [f"--verifier={worker.address}" for worker in verifiers]
             addresses += [f"--drafter={worker.address}" for worker in drafters]
-            flags = (*addresses, *options.orchestrator_flags)
-            orchestrator = service("orchestrator", "orchestrator", flags)
+            orchestrator.arguments = (*addresses, *options.orchestrator_flags)
             await orchestrator.start()
-            stack = Stack(verifiers, drafters, orchestrator)
-            for each in stack.services:
-                await each.wait_ready(timeout_s=options.ready_timeout_s)
+            waits = (each.wait_ready(timeout_s=options.ready_timeout_s) for each in stack.services)
+            await asyncio.gather(*waits)
             yield stack
         finally:
-            if orchestrator is not None:
-                await orchestrator.stop()
-            await asyncio.gather(*(worker.stop() for worker in workers))
+            await stack.stop()

@@ -2,9 +2,10 @@
 
 from google.protobuf.json_format import MessageToDict
 from rich import box
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from outrider.cli.render import plain_console
 from outrider.client import Client
 from outrider.v1 import generation_pb2 as pb
 
@@ -14,7 +15,7 @@ DIGEST_CHARACTERS = 12
 
 async def run_status(address: str, *, as_json: bool) -> None:
     """Ask the orchestrator and print what it knows of its workers."""
-    console = Console(highlight=False)
+    console = plain_console()
     async with Client(address) as client:
         info = await client.stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=10)
     if as_json:
@@ -22,20 +23,20 @@ async def run_status(address: str, *, as_json: bool) -> None:
         return
     console.print(f"outrider {info.version} at {address}")
     for worker in info.workers:
-        console.print(_worker_table(worker))
+        console.print(worker_table(worker))
 
 
-def _worker_table(worker: pb.WorkerInfo) -> Table:
+def worker_table(worker: pb.WorkerInfo) -> Table:
+    """Return what is known of one worker."""
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
-    style = STATE_STYLES.get(worker.state, "")
-    state = f"[{style}]{worker.state}[/{style}]" if style else worker.state
-    table.add_row(worker.role, f"{worker.address}  {state}")
+    state = (worker.state, STATE_STYLES.get(worker.state, ""))
+    table.add_row(worker.role, Text.assemble(f"{worker.address}  ", state))
     if worker.reason:
         table.add_row("why", worker.reason)
     identity = worker.identity
-    if identity.name:
+    if identity.architecture:  # a source without a model has none
         numerics = identity.numerics
         row = "row-invariant" if numerics.row_invariant else "not row-invariant"
         table.add_row("model", f"{identity.name} {identity.revision} {identity.architecture}")

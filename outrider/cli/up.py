@@ -1,16 +1,19 @@
 """``outrider up``: the whole system on this machine."""
 
 import asyncio
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from outrider.cli.stack import Stack, StackOptions, run_stack
+from outrider.cli.interrupts import cancelled_by_signals
+from outrider.cli.render import plain_console
+from outrider.cli.stack import Stack, StackError, StackOptions, run_stack
 
 DEMO_MODELS = Path("build/models")
 LOOKUP = "ngram"
+# The answer repeats most of the prompt, so that lookup has something to find.
+EXAMPLE = "Rewrite in the past tense: The engineers check every bridge before the river rises."
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,36 +28,37 @@ class UpOptions:
     device: str
 
 
-async def run_up(options: UpOptions) -> None:
+def run_up(options: UpOptions) -> None:
     """Start the services, tell where they listen, and stop them at a signal.
 
-    Raises: StackError if one of them ends by itself; the others are stopped.
+    Raises: StackError if one of them ends by itself, the others are stopped; CancelledError if a
+        signal comes before all are ready, or a second one before all have stopped.
     """
-    console = Console(highlight=False)
-    stopping = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    stack_options = await asyncio.to_thread(_stack_options, options, console)
-    console.print("loading models")
-    async with run_stack(stack_options) as stack:
-        _announce(console, stack)
-        signalled = asyncio.create_task(stopping.wait())
-        ended = asyncio.create_task(stack.wait_until_one_ends())
-        try:
-            await asyncio.wait((signalled, ended), return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                ended.result()
-        finally:
-            signalled.cancel()
-            ended.cancel()
-            console.print("stopping")
+    console = plain_console()
+    stack_options = _stack_options(options, console)  # before the loop: Ctrl-C ends it where it is
+    asyncio.run(_run(console, stack_options))
+
+
+async def _run(console: Console, options: StackOptions) -> None:
+    with cancelled_by_signals(console):
+        console.print("loading models")
+        async with run_stack(options) as stack:
+            _announce(console, stack)
+            try:
+                await stack.wait_until_one_ends()
+            except asyncio.CancelledError:
+                pass  # the ordinary end: leaving the block stops the services
+            except StackError:
+                console.print("stopping")
+                raise
 
 
 def _announce(console: Console, stack: Stack) -> None:
     for service in stack.services:
-        console.print(f"{service.name:14} {service.address:22} log {service.log_path}")
+        line = f"{service.name:14} {service.address:22} log {service.log_path}"
+        console.print(line, soft_wrap=True)
     address = stack.orchestrator.address
-    console.print(f'\noutrider generate --address {address} --chat "Why is the sky blue?"')
+    console.print(f'\noutrider generate --address {address} --chat "{EXAMPLE}"', soft_wrap=True)
     console.print(f"outrider status --address {address}\n\nCtrl-C stops all services.")
 
 

@@ -4,15 +4,17 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import grpc
 import typer
-from rich.console import Console
+from rich.text import Text
 
 import outrider
 from outrider.cli.demo import run_demo
+from outrider.cli.flags import Address, Device, by_flag
 from outrider.cli.generate import GenerateOptions, run_generate
+from outrider.cli.render import plain_console
 from outrider.cli.stack import StackError
 from outrider.cli.status import run_status
 from outrider.cli.up import UpOptions, run_up
@@ -23,29 +25,43 @@ PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_
 
 app = typer.Typer(
     name="outrider",
-    help="Serves a large language model over gRPC faster, without changing what it says.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-errors = Console(stderr=True)
-
-Address = Annotated[str, typer.Option(help="host:port of the orchestrator.", show_default=True)]
 
 
-def main() -> None:
+def run() -> None:
     """Run a command; errors that a person can act on are printed without a traceback."""
     try:
         app()
     except grpc.aio.AioRpcError as error:
-        _fail(f"{error.code().name}: {error.details()}{_advice(error)}")
+        _fail(f"{error.code().name}: {by_flag(error.details() or '')}{_advice(error)}")
     except UnicodeEncodeError:
         _fail("an argument holds bytes that are not UTF-8")
-    except (OutriderError, StackError) as error:
-        _fail(str(error))
-    except KeyboardInterrupt:
+    except (OutriderError, StackError, TimeoutError) as error:
+        _fail(by_flag(str(error)))
+    except asyncio.CancelledError:  # a command's way to say that a signal ended it
         raise SystemExit(130) from None
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(outrider.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Serves a large language model over gRPC faster, without changing what it says."""
 
 
 @app.command(context_settings=PASS_THROUGH)
@@ -79,12 +95,13 @@ def up(
         bool, typer.Option("--lookup-only", help="Start a drafter without a model.")
     ] = False,
     port: Annotated[int, typer.Option(help="Port of the orchestrator.", min=0, max=65535)] = 50051,
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32, for both models.")] = "bfloat16",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N, for both models.")] = "cpu",
+    dtype: Annotated[
+        Literal["bfloat16", "float32"], typer.Option(help="Element type of both models.")
+    ] = "bfloat16",
+    device: Device = "cpu",
 ) -> None:
     """Start verifier, drafter and orchestrator on this machine; Ctrl-C stops them."""
-    options = UpOptions(target, draft, lookup_only, port, dtype, device)
-    asyncio.run(run_up(options))
+    run_up(UpOptions(target, draft, lookup_only, port, dtype, device))
 
 
 @app.command()
@@ -101,7 +118,14 @@ def generate(
         str, typer.Option(help='Draft source, such as "model" or "ngram"; empty: the policy\'s.')
     ] = "",
     k: Annotated[
-        int, typer.Option("--k", help="Tokens per draft; 0: the policy's.", min=0, max=1024)
+        int,
+        typer.Option(
+            "--k",
+            help="Tokens per draft, up to the server's limit (16 unless it was told another);"
+            " 0: the policy's.",
+            min=0,
+            max=1024,
+        ),
     ] = 0,
     max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
     min_tokens: Annotated[int, typer.Option(help="Shortest output.")] = 0,
@@ -160,7 +184,7 @@ def demo(
     models: Annotated[Path, typer.Option(help="Folder of the demo models.")] = Path("build/models"),
 ) -> None:
     """Start everything on real models, answer prompts with and without drafts, compare, stop."""
-    asyncio.run(run_demo(models, max_tokens=max_tokens, num_prompts=num_prompts))
+    run_demo(models, max_tokens=max_tokens, num_prompts=num_prompts)
 
 
 @app.command()
@@ -176,7 +200,8 @@ def _become(module: str, arguments: list[str]) -> NoReturn:
 
 
 def _fail(message: str) -> NoReturn:
-    errors.print(f"[bold red]error:[/bold red] {message}", highlight=False, soft_wrap=True)
+    text = Text.assemble(("error:", "bold red"), f" {message}")
+    plain_console(stderr=True).print(text, soft_wrap=True)
     raise SystemExit(1)
 
 

@@ -1,0 +1,72 @@
+"""Outputs, receipts and workers are shown as they are, with nothing empty in between."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from outrider.cli.render import legend, plain_console, print_chunk, receipt_table
+from outrider.cli.status import worker_table
+from outrider.v1 import generation_pb2 as pb
+
+ACCEPTED, RECOVERED, ONLY = (
+    pb.TOKEN_ORIGIN_ACCEPTED,
+    pb.TOKEN_ORIGIN_RECOVERED,
+    pb.TOKEN_ORIGIN_ONLY,
+)
+
+
+def shown(renderable: object) -> str:
+    console = plain_console()
+    console.file = StringIO()
+    console.width = 200
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "origins", "expected"),
+    [
+        (["a", "b", "c"], [ACCEPTED, ACCEPTED, RECOVERED], "‹ab›c"),
+        (["a", "b"], [RECOVERED, ACCEPTED], "a‹b›"),
+        ([".", ""], [RECOVERED, ACCEPTED], "."),
+        (["a", "", "b"], [ACCEPTED, RECOVERED, ACCEPTED], "‹ab›"),
+        (["[/b]", ":smile:"], [ONLY, ACCEPTED], "[/b]‹:smile:›"),
+    ],
+)
+def test_brackets_hold_accepted_text(pieces, origins, expected):
+    console = plain_console()
+    console.file = StringIO()
+    print_chunk(console, pb.GenerateChunk(pieces=pieces, origins=origins))
+    assert console.file.getvalue() == expected
+
+
+@pytest.mark.parametrize(("colors", "has_brackets"), [(None, True), ("standard", False)])
+def test_the_legend_explains_the_marks_in_use(colors, has_brackets):
+    console = Console(color_system=colors, force_terminal=colors is not None, file=StringIO())
+    assert ("‹" in legend(console).plain) is has_brackets
+    print_chunk(console, pb.GenerateChunk(pieces=["a"], origins=[ACCEPTED]))
+    assert ("‹" in console.file.getvalue()) is has_brackets
+
+
+def test_no_acceptance_length_without_drafts():
+    nothing = pb.GenerateComplete(receipt=pb.Receipt(mean_acceptance_length=1.0))
+    assert "length –" in shown(receipt_table(nothing))
+    some = pb.GenerateComplete(receipt=pb.Receipt(mean_acceptance_length=2.5, num_spec_steps=2))
+    assert "length 2.50" in shown(receipt_table(some))
+
+
+def test_a_worker_without_a_model_shows_no_model():
+    worker = pb.WorkerInfo(address="a:1", role="drafter", state="ready", sources=["ngram"])
+    worker.identity.name = "ngram"
+    rows = [line.split() for line in shown(worker_table(worker)).splitlines() if line.strip()]
+    assert rows == [["drafter", "a:1", "ready"], ["sources", "ngram"]]
+
+
+def test_a_worker_s_texts_are_no_markup():
+    worker = pb.WorkerInfo(address="a:1", role="drafter", state="refused", reason="[/x] :smile:")
+    worker.identity.name = "[bold]name"
+    worker.identity.architecture = "Model"
+    table = shown(worker_table(worker))
+    assert "[/x] :smile:" in table
+    assert "[bold]name" in table
