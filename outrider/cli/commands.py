@@ -41,7 +41,7 @@ def run() -> None:
     except UnicodeEncodeError:
         _fail("an argument holds bytes that are not UTF-8")
     except (OutriderError, StackError, TimeoutError) as error:
-        _fail(by_flag(str(error)))
+        _fail(by_flag(str(error)) or "timed out")
     except asyncio.CancelledError:  # a command's way to say that a signal ended it
         raise SystemExit(130) from None
 
