@@ -90,6 +90,9 @@ class Drafting:
         Empty if none is ready within the budget.
         """
         num_tokens = min(self.plan.num_draft_tokens(sequence.cycle), sequence.num_remaining - 1)
+        if self.lease is not None and not self.lease.is_trusted:
+            self.board.clear()
+            self._part("drafter_suspect")
         fitting = self.board.take(sequence.token_ids, sequence.cycle)
         if not self.plan.speculates:
             return NO_DRAFT
@@ -164,18 +167,20 @@ class Drafting:
         """Return a live lease, taking a drafter (back) where that is possible."""
         if not self.plan.speculates:
             return None
-        lost = self.lease is not None and not self.lease.is_alive
-        if self.lease is not None and (lost or not self.lease.is_trusted):
-            reason = self.lease.lost_reason if lost else "drafter_suspect"
-            self.stats.note_fallback(reason)
-            if reason in FAILURES:
-                self.lease.judge(reason)
-            self._drop_lease()
-            self.retake_at = self.clock() + RETAKE_AFTER_S
+        if self.lease is not None and not self.lease.is_alive:
+            if self.lease.lost_reason in FAILURES:
+                self.lease.judge(self.lease.lost_reason)
+            self._part(self.lease.lost_reason)
         if self.lease is None and self.clock() >= self.retake_at:
             self.lease = self.open_lease()
             self.retake_at = self.clock() + RETAKE_AFTER_S
         return self.lease
+
+    def _part(self, reason: str) -> None:
+        """Give the drafter up, and look for one again a little later."""
+        self.stats.note_fallback(reason)
+        self._drop_lease()
+        self.retake_at = self.clock() + RETAKE_AFTER_S
 
     def _drop_lease(self) -> None:
         if self.lease is not None:
