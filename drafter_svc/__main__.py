@@ -1,9 +1,13 @@
 """Starts the drafter."""
 
+import os
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+
+# Read once, when grpc is imported; gRPC's own lines are no JSON, and its errors reach us as codes.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 

@@ -1,9 +1,13 @@
 """Starts the orchestrator."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+
+# Read once, when grpc is imported; gRPC's own lines are no JSON, and its errors reach us as codes.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 
@@ -14,11 +18,12 @@ from orchestrator.supervision import Supervisor
 from orchestrator.workers import Role, Worker, WorkerPool
 from outrider.serving.channel import open_channel
 from outrider.serving.process import run
-from outrider.serving.server import Register
+from outrider.serving.server import Waiting
 from outrider.serving.settings import parse_settings
 from outrider.v1 import generation_pb2_grpc
 
 SERVICE_NAMES = ("outrider.v1.GenerationService",)
+EARLY = frozenset(f"/{SERVICE_NAMES[0]}/{method}" for method in ("GetServerInfo", "GetLoads"))
 POLL_S = 0.02
 
 
@@ -28,16 +33,29 @@ def build_pool(settings: OrchestratorSettings) -> WorkerPool:
     roles += [(address, Role.DRAFTER) for address in settings.drafter]
     return WorkerPool(
         workers=[
-            Worker(address, role, open_channel(address), step_time=settings.step_time)
+            Worker(
+                address,
+                role,
+                open_channel(address),
+                step_time=settings.step_time,
+                max_failures=settings.max_worker_failures,
+            )
             for address, role in roles
         ],
         template_overrides=frozenset(settings.allow_template_difference),
     )
 
 
+def obstacle(pool: WorkerPool) -> str:
+    """Return why no verifier is ready."""
+    verifiers = (worker for worker in pool.workers if worker.role is Role.VERIFIER)
+    reasons = (f"{worker.address}: {worker.reason}" for worker in verifiers)
+    return f"no verifier is ready: {'; '.join(reasons)}"
+
+
 @asynccontextmanager
-async def open_orchestrator(settings: OrchestratorSettings) -> AsyncIterator[Register]:
-    """Watch the workers; ready once a verifier is."""
+async def open_orchestrator(settings: OrchestratorSettings) -> AsyncIterator[Waiting]:
+    """Watch the workers; ready once a verifier is, and answers before what needs none."""
     pool = build_pool(settings)
     supervision = asyncio.create_task(Supervisor(pool).run())
     servicer = GenerationServicer(
@@ -47,12 +65,14 @@ async def open_orchestrator(settings: OrchestratorSettings) -> AsyncIterator[Reg
     def register(server: grpc.aio.Server) -> None:
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
 
-    try:
+    async def until_ready() -> None:
         while not pool.targets:
             if supervision.done():
                 supervision.result()
             await asyncio.sleep(POLL_S)
-        yield register
+
+    try:
+        yield Waiting(register, EARLY, lambda: obstacle(pool), until_ready)
     finally:
         supervision.cancel()
         with suppress(asyncio.CancelledError):

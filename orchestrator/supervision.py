@@ -3,8 +3,9 @@
 import asyncio
 import hashlib
 import random
+import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 import structlog
@@ -30,6 +31,7 @@ class Supervisor:
     """Watches workers for as long as it runs; the only writer of their states besides the pool."""
 
     pool: WorkerPool
+    _told: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     async def run(self) -> None:
         """Watch all workers until cancelled."""
@@ -50,7 +52,7 @@ class Supervisor:
                         self._lose(worker, "not serving")
                 self._lose(worker, "health stream ended")
             except grpc.aio.AioRpcError as error:
-                self._lose(worker, error.details() or error.code().name)
+                self._lose(worker, _reason(error))
             except (ValueError, TimeoutError) as error:
                 self._refuse(worker, str(error) or "timed out")
             await asyncio.sleep(retry_s * random.uniform(0.5, 1.5))
@@ -85,18 +87,33 @@ class Supervisor:
         self._log(worker)
 
     def _lose(self, worker: Worker, reason: str) -> None:
-        was_used = worker.is_ready
+        was_used, was_reached = worker.is_ready, worker.identity is not None
         self.pool.lose(worker, reason)
         if was_used:
             self._log(worker)
+        elif not was_reached:
+            self._log(worker, "awaited")
 
     def _refuse(self, worker: Worker, reason: str) -> None:
         worker.state, worker.reason = WorkerState.REFUSED, reason
         self._log(worker)
 
-    def _log(self, worker: Worker) -> None:
-        event = f"{worker.role.value}_{worker.state.value}"
+    def _log(self, worker: Worker, happened: str = "") -> None:
+        """Log what became of a worker; a reason is told once until the worker is ready."""
+        event = f"{worker.role.value}_{happened or worker.state.value}"
+        told = self._told[worker.address]
+        if worker.is_ready:
+            told.clear()
+        elif worker.reason in told:
+            return
+        told.add(worker.reason)
         log.info(event, address=worker.address, reason=worker.reason or None)
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str:
+    """Return what gRPC says without its own frame, which repeats address and code."""
+    frame = r"^failed to connect to all addresses; last error: \w+: (\S+: )?"
+    return re.sub(frame, "", error.details() or "") or error.code().name
 
 
 async def fetch_tokenizer(stub: worker_pb2_grpc.WorkerServiceStub) -> TokenizerFiles:

@@ -1,8 +1,12 @@
 """Starts the verifier."""
 
+import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+
+# Read once, when grpc is imported; gRPC's own lines are no JSON, and its errors reach us as codes.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 

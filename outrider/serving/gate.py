@@ -1,7 +1,7 @@
-"""Whether RPCs may start in this process, and how many run."""
+"""Whether RPCs may start in this process, and which ones run."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from enum import Enum
 
@@ -11,7 +11,7 @@ RETRY_AFTER_S = 1.0
 
 
 class GateState(Enum):
-    """What a gate does: only a SERVING one lets RPCs pass, and DRAINING is final."""
+    """What a gate lets pass: LOADING early RPCs alone, SERVING all, DRAINING none for good."""
 
     LOADING = "loading"
     SERVING = "serving"
@@ -23,13 +23,27 @@ class Gate:
 
     def __init__(self) -> None:
         self.state = GateState.LOADING
-        self.num_running = 0
+        self._early: Collection[str] = ()
+        self._obstacle: Callable[[], str] | None = None
+        self._running: set[asyncio.Task[object]] = set()
+        self._cut: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
-    def passes(self) -> bool:
+    def num_running(self) -> int:
+        """RPCs that have passed and not left."""
+        return len(self._running)
+
+    def passes(self, rpc: str) -> bool:
+        """Whether an RPC of this name (/package.Service/Method) may start now."""
+        if self.state is GateState.LOADING:
+            return rpc in self._early
         return self.state is GateState.SERVING
+
+    def wait(self, early: Collection[str], obstacle: Callable[[], str]) -> None:
+        """Let early RPCs pass while loading, and tell the others what the service waits for."""
+        self._early, self._obstacle = early, obstacle
 
     def open(self) -> None:
         if self.state is GateState.LOADING:
@@ -38,22 +52,42 @@ class Gate:
     def close(self) -> None:
         self.state = GateState.DRAINING
 
+    def cut(self) -> int:
+        """End all RPCs that run, with UNAVAILABLE; returns how many there are."""
+        for task in self._running:
+            if not task.cancelling():
+                self._cut.add(task)
+                task.cancel()
+        return len(self._cut)
+
     def refusal(self) -> Unavailable:
         """What an RPC is told that may not pass."""
-        return Unavailable(f"the service is {self.state.value}", retry_after_s=RETRY_AFTER_S)
+        reason = f"the service is {self.state.value}"
+        if self.state is GateState.LOADING and self._obstacle is not None:
+            reason = self._obstacle()
+        return Unavailable(reason, retry_after_s=RETRY_AFTER_S)
 
     @contextmanager
-    def passage(self) -> Iterator[None]:
-        """One RPC's stay in the service. Raises: Unavailable unless the service serves."""
-        if not self.passes:
+    def passage(self, rpc: str) -> Iterator[None]:
+        """One RPC's stay in the service, in a task of its own.
+
+        Raises: Unavailable if it may not pass, or was cut.
+        """
+        if not self.passes(rpc):
             raise self.refusal()
-        self.num_running += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
         self._idle.clear()
         try:
             yield
+        except asyncio.CancelledError:
+            if task not in self._cut:
+                raise
+            raise Unavailable("the service is shutting down", retry_after_s=RETRY_AFTER_S) from None
         finally:
-            self.num_running -= 1
-            if self.num_running == 0:
+            self._running.discard(task)
+            if not self._running:
                 self._idle.set()
 
     async def drained(self) -> None:

@@ -18,6 +18,8 @@ _MESSAGE_SIZES: tuple[Option, ...] = (
 _KEEPALIVE: tuple[Option, ...] = (
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    # A ping has a limit of its own, a minute by default, and the longer of the two counts.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     # Pings are sent however long no data flows, such as during the prefill of a long prompt.
     ("grpc.http2.max_pings_without_data", 0),

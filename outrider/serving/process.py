@@ -4,18 +4,18 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from pathlib import Path
 
 import structlog
 
 from outrider.errors import OutriderError
 from outrider.serving.logs import configure_logging
-from outrider.serving.server import Register, ServiceServer
+from outrider.serving.server import Register, ServiceServer, Waiting
 from outrider.serving.settings import ServiceSettings
 from outrider.serving.signals import StopSignals
 
-OpenService = Callable[[], AbstractAsyncContextManager[Register]]
+OpenService = Callable[[], AbstractAsyncContextManager[Register | Waiting]]
 """Loads what the service needs, yields how to register its servicers, releases on exit."""
 
 log = structlog.get_logger()
@@ -51,19 +51,20 @@ async def serve(
     started_s = time.monotonic()
     server = ServiceServer(service_names, host=settings.host, port=settings.port)
     address = await server.open()
-    with StopSignals() as signals, _published(address, settings.port_file):
-        log.info("service_started", address=address, pid=os.getpid())
+    with StopSignals() as signals:
         try:
-            async with open_service() as register:
-                signals.loaded()
-                try:
-                    await server.ready(register)
-                    log.info("service_ready", load_s=round(time.monotonic() - started_s, 3))
-                    await signals.requested.wait()
-                    log.info("service_draining", num_running=server.num_running)
-                    await server.drain(grace_s=settings.grace_s, hurry=signals.hurried)
-                finally:
-                    await server.drain(grace_s=0)  # no RPC outlives what it uses
+            with _published(address, settings.port_file):
+                log.info("service_started", address=address, pid=os.getpid())
+                async with open_service() as opened:
+                    try:
+                        await server.ready(opened)
+                        signals.loaded()
+                        log.info("service_ready", load_s=round(time.monotonic() - started_s, 3))
+                        await signals.requested.wait()
+                        log.info("service_draining", num_running=server.num_running)
+                        await server.drain(grace_s=settings.grace_s, hurry=signals.hurried)
+                    finally:
+                        await server.drain(grace_s=0)  # no RPC outlives what it uses
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or not signals.interrupted_loading:
@@ -76,13 +77,21 @@ async def serve(
 
 @contextmanager
 def _published(address: str, port_file: Path | None) -> Iterator[None]:
-    """Keep the address in the file, whole or not at all, as long as the port is open."""
+    """Keep the address in the file, whole or not at all, as long as the port is open.
+
+    Raises: OSError if the file cannot be written.
+    """
     if port_file is None:
         yield
         return
-    unfinished = port_file.with_name(f"{port_file.name}.{os.getpid()}")
-    unfinished.write_text(address)
-    unfinished.replace(port_file)
+    unfinished = port_file.parent / f"{port_file.name}.{os.getpid()}"
+    try:
+        unfinished.write_text(address)
+        unfinished.replace(port_file)
+    except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise OSError(f"--port-file {port_file} cannot be written: {error.strerror}") from error
     try:
         yield
     finally:

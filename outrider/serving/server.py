@@ -1,8 +1,9 @@
 """One gRPC server from its first open port to its last RPC."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -16,12 +17,30 @@ from outrider.serving.options import server_options
 Register = Callable[[grpc.aio.Server], None]
 """Adds a service's servicers to the server, with the generated ``add_..._to_server``."""
 
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A service that is there but still waits for its peers.
+
+    Until ``until_ready`` returns it answers the ``early`` RPCs (/package.Service/Method); others
+    get UNAVAILABLE with what ``obstacle`` says then.
+    """
+
+    register: Register
+    early: frozenset[str]
+    obstacle: Callable[[], str]
+    until_ready: Callable[[], Awaitable[None]]
+
+
 HEALTH_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 # What handlers may take to release what they hold once they are cancelled.
 RELEASE_S = 5.0
+
+# What clients of RPCs that were cut may take to hear of it.
+FAREWELL_S = 0.5
 
 
 class _LateRegistration:
@@ -78,14 +97,21 @@ class ServiceServer:
         try:
             port = self._server.add_insecure_port(address)
         except RuntimeError as error:
+            await self._server.stop(None)
             detail = "the port is taken, or the host is not an address of this machine"
             raise OSError(f"cannot listen on {address}: {detail}") from error
         await self._server.start()
         return f"{self._host}:{port}"
 
-    async def ready(self, register: Register) -> None:
-        """Add the servicers and turn health to SERVING."""
-        register(_LateRegistration(self._server))
+    async def ready(self, service: Register | Waiting) -> None:
+        """Add the servicers and turn health to SERVING, once the service is ready for that."""
+        late = _LateRegistration(self._server)
+        if isinstance(service, Waiting):
+            self._gate.wait(service.early, service.obstacle)
+            service.register(late)
+            await service.until_ready()
+        else:
+            service(late)
         self._gate.open()
         for name in ("", *self._service_names):
             await self._health.set(name, SERVING)
@@ -93,7 +119,7 @@ class ServiceServer:
     async def drain(self, *, grace_s: float, hurry: asyncio.Event | None = None) -> None:
         """Refuse new RPCs, let running ones finish within the grace period, then stop.
 
-        Setting ``hurry`` ends the grace period at once. RPCs that are still there are cancelled:
+        Setting ``hurry`` ends the grace period at once. RPCs that are still there are cut:
         their handlers see CancelledError, their clients UNAVAILABLE. A server that has stopped
         stays as it is.
         """
@@ -110,7 +136,8 @@ class ServiceServer:
             for wait in waits:
                 wait.cancel()
         self._stopped = True
-        await self._server.stop(None)
+        num_cut = self._gate.cut()
         with suppress(TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 await self._gate.drained()
+        await self._server.stop(FAREWELL_S if num_cut else None)

@@ -1,9 +1,12 @@
 """A service process for test_process.py, with a few ways to go wrong."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # as every service does
 
 import grpc
 import structlog

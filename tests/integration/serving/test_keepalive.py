@@ -1,11 +1,18 @@
 """Clients that ping through a long silence are not sent away, and find a server that came back."""
 
 import asyncio
+import json
+import signal
+import sys
+import time
+from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.serving.channel import open_channel
+from outrider.serving.options import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
 from outrider.serving.server import ServiceServer
 
 pytestmark = pytest.mark.integration
@@ -52,6 +59,33 @@ async def test_pings_through_a_long_silence_do_not_close_the_connection():
     assert isinstance(sent_away, grpc.aio.AioRpcError)
     assert sent_away.code() is grpc.StatusCode.UNAVAILABLE
     assert "pings" in str(sent_away.details())
+
+
+@pytest.mark.slow
+async def test_a_peer_that_hangs_is_noticed_within_the_promised_time():
+    """A stopped process keeps its connections open and answers no ping."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.integration.serving.kennel_service"),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+    )
+    try:
+        assert process.stdout is not None
+        address = json.loads(await process.stdout.readline())["address"]
+        async with open_channel(address) as channel:
+            health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            while (await health.read()).status != health_pb2.HealthCheckResponse.SERVING:
+                pass
+            walk = channel.unary_stream(f"/{NAME}/Walk")(b"600")
+            assert await walk.read() == b"step"
+            process.send_signal(signal.SIGSTOP)
+            stopped_s = time.monotonic()
+            assert await walk.code() is grpc.StatusCode.UNAVAILABLE
+            noticed_s = time.monotonic() - stopped_s
+    finally:
+        process.kill()
+        await process.wait()
+    assert noticed_s < (KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS) / 1e3 + 3
 
 
 async def test_a_channel_finds_a_server_that_came_back_within_seconds():

@@ -11,7 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from outrider.client import Client
 from outrider.serving.channel import open_channel
+from outrider.v1 import generation_pb2 as pb
 
 pytestmark = pytest.mark.integration
 
@@ -36,8 +38,10 @@ class Process:
 
     async def exit_code(self) -> int:
         assert self.process.stdout is not None
+        assert self.process.stderr is not None
         rest = await asyncio.wait_for(self.process.stdout.read(), 20)
         self.events += [json.loads(line) for line in rest.splitlines()]
+        assert await self.process.stderr.read() == b""  # everything is said in the log
         return await self.process.wait()
 
     @property
@@ -46,9 +50,10 @@ class Process:
 
 
 @asynccontextmanager
-async def kennel(*arguments: str) -> AsyncIterator[Process]:
+async def kennel(*arguments: str, module: str = SERVICE) -> AsyncIterator[Process]:
+    command = (sys.executable, "-m", module, *arguments)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", SERVICE, *arguments, stdout=asyncio.subprocess.PIPE, cwd=ROOT
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=ROOT
     )
     try:
         yield Process(process)
@@ -89,12 +94,14 @@ async def test_a_second_signal_ends_the_grace_period():
         async with open_channel(address) as channel:
             walk = channel.unary_stream("/kennel.Kennel/Walk")(b"600")
             assert await walk.read() == b"step"
+            await asyncio.sleep(0.1)  # so that the write is over at its own end, too
             service.process.send_signal(signal.SIGTERM)
             await service.until("service_draining")
             service.process.send_signal(signal.SIGINT)
             assert await walk.code() is grpc.StatusCode.UNAVAILABLE
+            assert await walk.details() == "the service is shutting down"
         assert await service.exit_code() == 0
-    assert service.names[-2:] == ["released", "service_stopped"]
+    assert service.names[-3:] == ["rpc_failed", "released", "service_stopped"]
 
 
 async def test_a_signal_while_loading_stops_the_loading():
@@ -124,3 +131,35 @@ async def test_a_taken_port_is_said_and_exits_1():
         async with kennel("--port", port) as second:
             assert port in str((await second.until("service_failed"))["detail"])
             assert await second.exit_code() == 1
+
+
+@pytest.mark.parametrize("port_file", ["nope/kennel.port", "folder", "file/kennel.port"])
+async def test_a_port_file_that_cannot_be_written_is_said_and_exits_1(tmp_path, port_file):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    async with kennel("--port-file", str(tmp_path / port_file)) as service:
+        told = str((await service.until("service_failed"))["detail"])
+        assert told.startswith(f"--port-file {tmp_path / port_file} cannot be written: ")
+        assert await service.exit_code() == 1
+    assert service.names == ["service_failed"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+async def test_an_orchestrator_says_why_no_verifier_is_ready():
+    async with kennel("--verifier", "127.0.0.1:1", module="orchestrator") as service:
+        address = str((await service.until("service_started"))["address"])
+        awaited = await service.until("verifier_awaited")
+        assert "Connection refused" in str(awaited["reason"])
+        async with Client(address) as client:
+            info = await client.stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=5)
+            assert [worker.reason for worker in info.workers] == [awaited["reason"]]
+            await client.stub.GetLoads(pb.GenerationServiceGetLoadsRequest(), timeout=5)
+            with pytest.raises(grpc.aio.AioRpcError) as error_info:
+                await client.generate(pb.GenerateRequest(text="wau"), timeout_s=5)
+        assert error_info.value.code() is grpc.StatusCode.UNAVAILABLE
+        reason = f"no verifier is ready: 127.0.0.1:1: {awaited['reason']}"
+        assert error_info.value.details() == reason
+        await asyncio.sleep(1)  # several retries
+        service.process.send_signal(signal.SIGTERM)
+        assert await service.exit_code() == 0
+    assert service.names.count("verifier_awaited") == 1

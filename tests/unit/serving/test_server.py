@@ -15,7 +15,7 @@ from outrider.errors import InvalidField, NotFound, ResourceExhausted, Unavailab
 from outrider.serving.channel import open_channel
 from outrider.serving.options import MAX_MESSAGE_BYTES
 from outrider.serving.request_id import current_request_id
-from outrider.serving.server import ServiceServer
+from outrider.serving.server import ServiceServer, Waiting
 
 NAME = "kennel.Kennel"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -78,6 +78,16 @@ class Kennel:
         await context.write(b"a")
         await context.write(b"u")
 
+    async def feed(self, request: health_pb2.HealthCheckRequest, context) -> bytes:
+        return b"full"
+
+    async def fill(
+        self, requests: AsyncIterator[health_pb2.HealthCheckRequest], context
+    ) -> AsyncIterator[bytes]:
+        async with asyncio.TaskGroup():
+            async for _ in requests:
+                yield b"full"
+
     def register(self, server: grpc.aio.Server) -> None:
         handlers = {
             "Bark": grpc.unary_unary_rpc_method_handler(self.bark),
@@ -85,6 +95,12 @@ class Kennel:
             "Walk": grpc.unary_stream_rpc_method_handler(self.walk),
             "Run": grpc.unary_stream_rpc_method_handler(self.run),
             "Fetch": grpc.stream_stream_rpc_method_handler(self.fetch),
+            "Feed": grpc.unary_unary_rpc_method_handler(
+                self.feed, health_pb2.HealthCheckRequest.FromString
+            ),
+            "Fill": grpc.stream_stream_rpc_method_handler(
+                self.fill, health_pb2.HealthCheckRequest.FromString
+            ),
             "Howl": grpc.unary_stream_rpc_method_handler(self.howl),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
@@ -245,6 +261,45 @@ async def test_while_loading_rpcs_are_unavailable_and_health_says_so(loading_hou
     )
 
 
+@pytest.mark.parametrize(
+    ("service", "method", "message"),
+    [
+        ("kennel.Kennel", "Feed", "HealthCheckRequest"),
+        ("kennel.Kennel", "Fill", "HealthCheckRequest"),
+        ("grpc.health.v1.Health", "Check", "HealthCheckRequest"),
+        ("grpc.health.v1.Health", "Watch", "HealthCheckRequest"),
+        ("grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo", "ServerReflectionReq"),
+    ],
+)
+async def test_bytes_that_are_no_message_are_an_invalid_argument(house, service, method, message):
+    garbage = b"\xff\xff"
+    call = house.channel.stream_stream(f"/{service}/{method}")(iter([garbage]))
+    status = await status_of(call)
+    assert status.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert status.details().startswith(f"request: the bytes are no valid {message}")
+
+
+async def test_a_service_that_waits_answers_early_rpcs_and_says_what_it_waits_for(loading_house):
+    arrived, reasons = asyncio.Event(), iter(["no bone", "no ball"])
+    waiting = Waiting(
+        loading_house.kennel.register,
+        frozenset({f"/{NAME}/Bark"}),
+        lambda: next(reasons),
+        arrived.wait,
+    )
+    ready = asyncio.create_task(loading_house.server.ready(waiting))
+    await asyncio.sleep(0)
+    assert await loading_house.bark(b"wau") == b"wau"
+    for reason in ("no bone", "no ball"):
+        status = await status_of(loading_house.walk())
+        assert (status.code(), status.details()) == (grpc.StatusCode.UNAVAILABLE, reason)
+    assert await loading_house.health() == NOT_SERVING
+    arrived.set()
+    await ready
+    assert await loading_house.health() == SERVING
+    assert [each async for each in loading_house.fetch(b"a")] == [b"a"]
+
+
 async def test_health_turns_to_serving_when_ready(loading_house):
     await loading_house.ready()
     assert await loading_house.health() == SERVING
@@ -290,6 +345,7 @@ async def test_the_end_of_the_grace_period_cancels_what_still_runs(house):
     await house.server.drain(grace_s=0.05)
     assert house.kennel.released.is_set()
     assert await walk.code() is grpc.StatusCode.UNAVAILABLE
+    assert await walk.details() == "the service is shutting down"
 
 
 async def test_hurry_ends_the_grace_period(house):
