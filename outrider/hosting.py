@@ -1,22 +1,31 @@
 """What both workers do with a model: settings, loading, self-test, identity."""
 
 import asyncio
+import re
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 from pydantic import Field
+from safetensors import SafetensorError, safe_open
 
 from outrider.distribution import HEAD_SIZE
 from outrider.engine import Engine, EngineSettings, Head, LoadedModel, load_model
+from outrider.errors import OutriderError
 from outrider.identity import ModelFacts, ModelIdentity, Numerics, TokenizerFiles
 from outrider.serving.settings import ServiceSettings
 from outrider.v1 import common_pb2
 from outrider.worker import engine_load
+
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
+class UnusableModel(OutriderError):
+    """The model's files or the device cannot be used; the message names the flag."""
 
 
 class ModelSettings(ServiceSettings):
@@ -83,23 +92,38 @@ MakeHead = Callable[[int], Head]
 async def host_model(settings: ModelSettings, make_head: MakeHead) -> AsyncIterator[HostedModel]:
     """Load, test and identify the model; the engine is closed on exit.
 
-    Raises: UnsupportedModel if the model cannot work; ValueError or OSError if the files are not
-        usable.
+    Raises: UnsupportedModel if the model cannot work; UnusableModel or OSError if files or device
+        are not usable.
     """
+    check_device(settings.device)
     folder = await asyncio.to_thread(local_folder, settings.model)
-    loaded = await asyncio.to_thread(_load, settings, folder)
-    files = TokenizerFiles.from_folder(folder)
-    vocab_size = max(files.tokenizer().get_vocab(with_added_tokens=True).values()) + 1
+    with _blamed_on(settings.model, folder):
+        _check_files(settings, folder)
+        files = TokenizerFiles.from_folder(folder)
+        vocab_size = max(files.tokenizer().get_vocab(with_added_tokens=True).values()) + 1
+        loaded = await asyncio.to_thread(_load, settings, folder)
     engine = Engine(loaded, _engine_settings(settings), make_head(vocab_size))
     await asyncio.to_thread(engine.start)
     try:
         facts = _facts(settings, loaded, engine)
-        identity = await asyncio.to_thread(
-            lambda: ModelIdentity.from_folder(folder, facts, files=files)
-        )
+        with _blamed_on(settings.model, folder):
+            identity = await asyncio.to_thread(
+                lambda: ModelIdentity.from_folder(folder, facts, files=files)
+            )
         yield HostedModel(engine, identity, files)
     finally:
         await engine.close()
+
+
+def check_device(device: str) -> None:
+    """Raise UnusableModel if torch does not see the device."""
+    where = torch.device(device)
+    seen = torch.cuda.device_count()
+    if where.type == "cuda" and (where.index or 0) >= seen:
+        raise UnusableModel(
+            f"--device {device}: torch {torch.__version__} sees {seen} CUDA devices; "
+            "choose another, or install a driver and a torch that fit the GPU"
+        )
 
 
 def local_folder(model: str) -> Path:
@@ -107,8 +131,13 @@ def local_folder(model: str) -> Path:
 
     Raises: OSError if it is neither a folder nor to be had from the hub.
     """
-    if Path(model).is_dir():
-        return Path(model)
+    path = Path(model)
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise OSError(f"--model {model}: not a folder; name the folder that holds config.json")
+    if not HUB_ID.fullmatch(model) or ("/" in model and path.parent.is_dir()):
+        raise OSError(f"--model {model}: no such folder")
     # Imported here: a model in a folder must load where the hub's client is absent or switched off.
     from huggingface_hub import snapshot_download
 
@@ -121,14 +150,45 @@ def local_folder(model: str) -> Path:
         ) from error
 
 
+@contextmanager
+def _blamed_on(model: str, folder: Path) -> Iterator[None]:
+    """Name flag and folder in what the libraries say of files that they cannot use."""
+    where = model if Path(model) == folder else f"{model} ({folder})"
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UnusableModel(f"--model {where}: {first_line}") from error
+
+
+def _check_files(settings: ModelSettings, folder: Path) -> None:
+    """Raise ValueError for what the libraries would not put into words."""
+    if not (folder / "config.json").is_file():
+        raise ValueError("no config.json; the folder must hold a model in Hugging Face's format")
+    if settings.load_format == "dummy":
+        return
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except SafetensorError as error:
+            detail = f"{path.name} is damaged or incomplete, fetch it again ({error})"
+            raise ValueError(detail) from error
+
+
 def _load(settings: ModelSettings, folder: Path) -> LoadedModel:
-    return load_model(
-        str(folder),
-        dtype=settings.dtype,
-        device=settings.device,
-        load_format=settings.load_format,
-        seed=settings.dummy_seed,
-    )
+    try:
+        return load_model(
+            str(folder),
+            dtype=settings.dtype,
+            device=settings.device,
+            load_format=settings.load_format,
+            seed=settings.dummy_seed,
+        )
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise ValueError("the weights do not have the shapes that config.json states") from error
 
 
 def _engine_settings(settings: ModelSettings) -> EngineSettings:
