@@ -10,7 +10,7 @@ from outrider import acceptance, distribution, ratio
 from outrider.acceptance import ChainRequest, Decision
 from outrider.distribution import RowSampling
 from outrider.ratio import Chain, Floats, Workings
-from outrider.sampling import Mode, proposal_key
+from outrider.sampling import AcceptanceRule, Mode, proposal_key
 from outrider.v1 import common_pb2 as pb
 
 
@@ -141,8 +141,9 @@ def _explain_ratio(
             acceptance_uniform=float(workings.uniforms[0, i]),
             threshold=float(workings.thresholds[0, i]),
         )
+    applied = AcceptanceRule.BLOCK if chain.is_block else AcceptanceRule.REJECTION
     return StepTrace(
-        rule="block" if chain.is_block else "rejection",
+        rule=(applied if len(chain) else chain.rule).value,
         rows=tuple(traces),
         corrected=TopIds.of(_corrected(chain, workings, log_probs), num_ids),
         final_uniform=float(workings.final_uniforms[0]),

@@ -17,8 +17,10 @@ from outrider.cli.generate import GenerateOptions, run_generate
 from outrider.cli.render import plain_console
 from outrider.cli.stack import StackError
 from outrider.cli.status import run_status
+from outrider.cli.trace import FIXTURE, FixtureOptions, TraceOptions, run_fixture, run_trace
 from outrider.cli.up import UpOptions, run_up
-from outrider.errors import OutriderError
+from outrider.errors import InvalidField, OutriderError
+from outrider.sampling import AcceptanceRule, SamplingParams
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -127,6 +129,10 @@ def generate(
             max=1024,
         ),
     ] = 0,
+    rule: Annotated[
+        AcceptanceRule | None,
+        typer.Option(help="What decides about draft tokens; empty: the policy's rule."),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
     min_tokens: Annotated[int, typer.Option(help="Shortest output.")] = 0,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -151,6 +157,7 @@ def generate(
         target_only=target_only,
         source=drafter,
         num_draft_tokens=k,
+        rule=rule,
         sampling={
             "max_tokens": max_tokens,
             "min_tokens": min_tokens,
@@ -166,6 +173,55 @@ def generate(
         timeout_s=timeout_s,
     )
     asyncio.run(run_generate(options))
+
+
+@app.command()
+def trace(
+    prompt: Annotated[
+        str, typer.Argument(help='What to continue, or "fixture" for the built-in table.')
+    ],
+    address: Address = DEFAULT_ADDRESS,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Send the prompt as a user message.")
+    ] = False,
+    rule: Annotated[
+        AcceptanceRule, typer.Option(help="What decides about draft tokens.")
+    ] = AcceptanceRule.REJECTION,
+    drafter: Annotated[
+        str, typer.Option(help='Draft source, such as "model" or "ngram"; empty: the policy\'s.')
+    ] = "",
+    k: Annotated[int, typer.Option("--k", help="Tokens per draft; 0: the policy's.", min=0)] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 16,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.8,
+    top_p: Annotated[float, typer.Option(help="Nucleus mass; 1 is off.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Most likely ids kept; 0 is off.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Makes an output repeatable.")] = None,
+    top_ids: Annotated[
+        int, typer.Option(help="Most likely ids to show per position.", min=1, max=64)
+    ] = 5,
+    runs: Annotated[
+        int,
+        typer.Option(
+            help="With fixture: compare this many runs with target-only ones.", min=0, max=1_000_000
+        ),
+    ] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    timeout_s: Annotated[float, typer.Option(help="Deadline of the request.", min=0.001)] = 300.0,
+) -> None:
+    """Show how cycles were decided, number by number, on a table or on running services."""
+    if prompt == FIXTURE:
+        if not asyncio.run(run_fixture(FixtureOptions(rule, seed, runs, json))):
+            raise typer.Exit(1)
+        return
+    if runs:
+        raise InvalidField("--runs", 'needs "fixture" in place of a prompt')
+    sampling = SamplingParams(
+        temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens
+    )
+    options = TraceOptions(
+        prompt, address, chat, drafter, k, rule, sampling, top_ids, json, timeout_s
+    )
+    asyncio.run(run_trace(options))
 
 
 @app.command()

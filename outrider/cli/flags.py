@@ -13,6 +13,8 @@ FIELDS = {
     "model": "--model",
     "speculation.sources": "--drafter",
     "speculation.num_draft_tokens": "--k",
+    "speculation.acceptance_rule": "--rule",
+    "speculation.trace_top_ids": "--top-ids",
     "input": "prompt",
     "chat": "--chat",
     **{

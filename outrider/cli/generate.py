@@ -10,7 +10,7 @@ from rich.console import Console
 from outrider.cli.render import plain_console, print_chunk, receipt_table
 from outrider.client import Client, generate_request
 from outrider.errors import InvalidField
-from outrider.sampling import SamplingParams
+from outrider.sampling import AcceptanceRule, SamplingParams
 from outrider.v1 import generation_pb2 as pb
 
 
@@ -26,6 +26,7 @@ class GenerateOptions:
     target_only: bool
     source: str
     num_draft_tokens: int
+    rule: AcceptanceRule | None
     sampling: Mapping[str, object]
     as_json: bool
     timeout_s: float
@@ -90,4 +91,5 @@ def _request(options: GenerateOptions) -> pb.GenerateRequest:
         target_only=options.target_only,
         sources=[options.source] if options.source else [],
         num_draft_tokens=options.num_draft_tokens or None,
+        acceptance_rule=options.rule,
     )

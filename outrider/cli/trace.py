@@ -51,7 +51,7 @@ class FixtureOptions:
 
 async def run_trace(options: TraceOptions) -> None:
     """Run one request on the running services and show its cycles as they are decided."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     request = generate_request(
         [("user", options.prompt)] if options.chat else options.prompt,
         options.sampling,
@@ -85,7 +85,7 @@ async def run_fixture(options: FixtureOptions) -> bool:
     async def names(token_ids: Sequence[int]) -> list[str]:
         return [walkthrough.TOKENS[token_id] for token_id in token_ids]
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     if options.runs:
         found = walkthrough.compare(options.runs, options.rule)
         if options.as_json:
@@ -115,7 +115,7 @@ async def print_cycle(
     """Print one cycle so that a person can follow every number."""
     step, draft = trace.step, trace.draft
     num_accepted = sum(row.accepted for row in step.rows)
-    what = f"draft of {draft.source or 'nobody'}, {len(draft.token_ids)} tokens"
+    what = f"{len(draft.token_ids)} tokens of {draft.source}" if draft.token_ids else "no draft"
     console.print(
         f"\n[bold]cycle {trace.cycle}[/bold] at position {trace.base_position}: "
         f"{escape(what)}, rule {step.rule}"
@@ -258,7 +258,7 @@ async def _named(token_id: int, names: Names) -> dict[str, Any]:
 async def _listed(distribution: common_pb2.TopIds, names: Names) -> str:
     called = await names(list(distribution.token_ids[:NUM_SHOWN]))
     shown = [
-        f"{escape(repr(name)[1:-1])} {prob:.3f}"
+        f"{escape(repr(name))} {prob:.3f}"
         for name, prob in zip(called, distribution.probs[:NUM_SHOWN], strict=True)
         if prob >= LEAST_SHOWN
     ]
