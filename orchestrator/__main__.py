@@ -12,9 +12,10 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from orchestrator.admission import Admission
+from orchestrator.discovery import is_name
 from orchestrator.servicer import GenerationServicer
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.supervision import Supervisor
+from orchestrator.supervision import Place, Supervisor
 from orchestrator.workers import Role, Worker, WorkerPool
 from outrider.serving.channel import open_channel
 from outrider.serving.process import run
@@ -27,37 +28,45 @@ EARLY = frozenset(f"/{SERVICE_NAMES[0]}/{method}" for method in ("GetServerInfo"
 POLL_S = 0.02
 
 
-def build_pool(settings: OrchestratorSettings) -> WorkerPool:
-    """Return the pool of all configured workers, none of them reached yet."""
-    roles = [(address, Role.VERIFIER) for address in settings.verifier]
-    roles += [(address, Role.DRAFTER) for address in settings.drafter]
-    return WorkerPool(
-        workers=[
-            Worker(
+def places(settings: OrchestratorSettings) -> list[Place]:
+    """Return where workers are to be looked for."""
+
+    def place(target: str, role: Role) -> Place:
+        def new_worker(address: str) -> Worker:
+            return Worker(
                 address,
                 role,
                 open_channel(address),
                 step_time=settings.step_time,
                 max_failures=settings.max_worker_failures,
             )
-            for address, role in roles
-        ],
-        template_overrides=frozenset(settings.allow_template_difference),
-    )
+
+        return Place(target, role, new_worker)
+
+    return [
+        *(place(target, Role.VERIFIER) for target in settings.verifier),
+        *(place(target, Role.DRAFTER) for target in settings.drafter),
+    ]
 
 
-def obstacle(pool: WorkerPool) -> str:
+def obstacle(pool: WorkerPool, settings: OrchestratorSettings) -> str:
     """Return why no verifier is ready."""
-    verifiers = (worker for worker in pool.workers if worker.role is Role.VERIFIER)
-    reasons = (f"{worker.address}: {worker.reason}" for worker in verifiers)
+    verifiers = [worker for worker in pool.workers if worker.role is Role.VERIFIER]
+    reasons = [f"{worker.address}: {worker.reason}" for worker in verifiers]
+    if not reasons:
+        reasons = [f"{target}: no address found yet" for target in settings.verifier]
     return f"no verifier is ready: {'; '.join(reasons)}"
 
 
 @asynccontextmanager
 async def open_orchestrator(settings: OrchestratorSettings) -> AsyncIterator[Waiting]:
     """Watch the workers; ready once a verifier is, and answers before what needs none."""
-    pool = build_pool(settings)
-    supervision = asyncio.create_task(Supervisor(pool).run())
+    pool = WorkerPool(
+        workers=[],
+        template_overrides=frozenset(settings.allow_template_difference),
+        may_grow=any(is_name(target) for target in settings.drafter),
+    )
+    supervision = asyncio.create_task(Supervisor(pool, places(settings)).run())
     servicer = GenerationServicer(
         pool, Admission(settings.max_running, settings.max_waiting), settings.policy
     )
@@ -72,7 +81,7 @@ async def open_orchestrator(settings: OrchestratorSettings) -> AsyncIterator[Wai
             await asyncio.sleep(POLL_S)
 
     try:
-        yield Waiting(register, EARLY, lambda: obstacle(pool), until_ready)
+        yield Waiting(register, EARLY, lambda: obstacle(pool, settings), until_ready)
     finally:
         supervision.cancel()
         with suppress(asyncio.CancelledError):

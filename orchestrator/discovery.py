@@ -13,6 +13,11 @@ _DNS = re.compile(r"dns:(?://[^/]*/)?(?P<host>\[[^\]]+\]|[^:]+):(?P<port>\d+)")
 log = structlog.get_logger()
 
 
+def is_name(target: str) -> bool:
+    """True for a name behind which addresses may come and go."""
+    return _DNS.fullmatch(target) is not None
+
+
 async def addresses_of(target: str, every_s: float = RESOLVE_EVERY_S) -> AsyncIterator[set[str]]:
     """Yield the addresses of a target at every change; one that is no DNS name never changes.
 

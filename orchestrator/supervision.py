@@ -1,16 +1,18 @@
-"""Keeps watch over every configured worker: health, identity, tokenizer files."""
+"""Keeps watch over every worker: where they are, health, identity, tokenizer files."""
 
 import asyncio
 import hashlib
 import random
 import re
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from orchestrator.discovery import addresses_of
 from orchestrator.workers import Role, Worker, WorkerPool, WorkerState
 from outrider.identity import ModelIdentity, TokenizerFiles
 from outrider.v1 import worker_pb2, worker_pb2_grpc
@@ -26,23 +28,49 @@ MAX_RETRY_S = 2.0
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where workers of a role are: an address, or a DNS name behind which some come and go."""
+
+    target: str
+    role: Role
+    new_worker: Callable[[str], Worker]
+    """Returns a worker at an address, not reached yet."""
+
+
 @dataclass(slots=True)
 class Supervisor:
-    """Watches workers for as long as it runs; the only writer of their states besides the pool."""
+    """Watches workers for as long as it runs; the only writer of their states besides the pool.
+
+    A worker whose address a name no longer gives stays for as long as it answers.
+    """
 
     pool: WorkerPool
+    places: Sequence[Place]
     _told: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     async def run(self) -> None:
         """Watch all workers until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for worker in self.pool.workers:
+            for place in self.places:
+                group.create_task(self._follow(place, group))
+
+    async def _follow(self, place: Place, group: asyncio.TaskGroup) -> None:
+        """Let workers join as their addresses appear, and leave when they are gone as well."""
+        present: dict[str, Worker] = {}
+        async for addresses in addresses_of(place.target):
+            for address, worker in present.items():
+                worker.is_leaving = address not in addresses
+            present = {a: w for a, w in present.items() if w in self.pool.workers}
+            for address in sorted(addresses - present.keys()):
+                present[address] = worker = place.new_worker(address)
+                self.pool.workers.append(worker)
                 group.create_task(self._watch(worker))
 
     async def _watch(self, worker: Worker) -> None:
         """Follow one worker's health stream, again and again with jittered back-off."""
         retry_s = FIRST_RETRY_S
-        while True:
+        while not (worker.is_leaving and not worker.is_ready):
             try:
                 async for served in self._health(worker):
                     if served:
@@ -57,6 +85,9 @@ class Supervisor:
                 self._refuse(worker, str(error) or "timed out")
             await asyncio.sleep(retry_s * random.uniform(0.5, 1.5))
             retry_s = min(retry_s * 2, MAX_RETRY_S)
+        self.pool.workers.remove(worker)
+        log.info(f"{worker.role.value}_left", address=worker.address)
+        await worker.channel.close()
 
     async def _health(self, worker: Worker):  # type: ignore[no-untyped-def]
         """Yield whether the worker serves, at every change."""

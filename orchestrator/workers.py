@@ -65,6 +65,7 @@ class Worker:
     refusals: dict[str, str] = field(default_factory=dict)  # by target name; "" is a fit
     step_time: StepTime = field(default_factory=StepTime)
     patience: Patience = field(default_factory=Patience)
+    is_leaving: bool = False  # its address is no longer named
     max_failures: int = MAX_FAILURES
     breaker: Breaker = field(init=False)
 
@@ -108,13 +109,15 @@ class Target:
 
 @dataclass(slots=True)
 class WorkerPool:
-    """All configured workers and the targets that the verifiers make up.
+    """All known workers and the targets that the verifiers make up.
 
-    ``template_overrides`` holds drafter addresses whose chat template may differ.
+    ``template_overrides`` holds drafter addresses whose chat template may differ; ``may_grow`` says
+    that workers may join later.
     """
 
     workers: list[Worker]
     template_overrides: frozenset[str] = frozenset()
+    may_grow: bool = False
     targets: dict[str, Target] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     affinity: PrefixAffinity = field(default_factory=PrefixAffinity)
@@ -192,7 +195,7 @@ class WorkerPool:
         might offer anything.
         """
         drafters = [worker for worker in self.workers if worker.role is Role.DRAFTER]
-        if not sources or any(not worker.binding for worker in drafters):
+        if not sources or self.may_grow or any(not worker.binding for worker in drafters):
             return
         offered = {LOOKUP, *(source for worker in drafters for source in worker.sources)}
         if not offered & set(sources):

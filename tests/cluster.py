@@ -48,22 +48,24 @@ async def cluster(
     verifiers: Sequence[OpenService],
     drafters: Sequence[OpenService] = (),
     drafter_addresses: Sequence[str] = (),
+    verifier_addresses: Sequence[str] = (),
     **orchestrator_settings: object,
 ) -> AsyncIterator[Cluster]:
     """Run workers and an orchestrator; yield when every worker has been judged.
 
-    ``drafter_addresses`` names drafters that run already.
+    ``drafter_addresses`` and ``verifier_addresses`` name workers that run already.
     """
     async with AsyncExitStack() as exits:
-        verifier_addresses = [
-            await exits.enter_async_context(serving(VERIFIER_NAMES, each)) for each in verifiers
+        all_verifiers = [
+            *verifier_addresses,
+            *[await exits.enter_async_context(serving(VERIFIER_NAMES, each)) for each in verifiers],
         ]
         started = [
             await exits.enter_async_context(serving(DRAFTER_NAMES, each)) for each in drafters
         ]
         all_drafters = [*drafter_addresses, *started]
         settings = OrchestratorSettings(
-            verifier=tuple(verifier_addresses),
+            verifier=tuple(all_verifiers),
             drafter=tuple(all_drafters),
             **orchestrator_settings,
         )
@@ -72,4 +74,4 @@ async def cluster(
         )
         client = await exits.enter_async_context(Client(address))
         workers = await wait_paired(client)
-        yield Cluster(client, address, verifier_addresses, all_drafters, workers)
+        yield Cluster(client, address, all_verifiers, all_drafters, workers)
