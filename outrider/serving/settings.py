@@ -81,6 +81,12 @@ class ServiceSettings(BaseSettings):
     port: int = Field(
         default=0, ge=0, le=65535, description="Port to listen on; 0 takes a free one."
     )
+    metrics_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="Port that answers Prometheus on /metrics; 0 opens none.",
+    )
     port_file: Path | None = Field(
         default=None, description="File that gets host:port as soon as the port is open."
     )
