@@ -30,10 +30,12 @@ class DraftBlock:
 class DraftBoard:
     """Blocks keyed by (base length, path).
 
-    ``num_discarded_tokens`` counts tokens that were never used.
+    ``num_discarded_tokens`` counts tokens that were never used, ``num_stale_blocks`` blocks that
+    were dropped as a whole.
     """
 
     num_discarded_tokens: int = 0
+    num_stale_blocks: int = 0
     _blocks: dict[tuple[int, tuple[int, ...]], DraftBlock] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -41,11 +43,11 @@ class DraftBoard:
         """Put a block on the board and wake who waits for one; an empty one only wakes."""
         if block.draft.token_ids:
             replaced = self._blocks.get((block.base_length, block.path))
-            self.num_discarded_tokens += len(replaced.draft) if replaced is not None else 0
+            if replaced is not None:
+                self.discard(replaced.draft)
             self._blocks[block.base_length, block.path] = block
             if len(self._blocks) > MAX_BLOCKS:
-                oldest = self._blocks.pop(next(iter(self._blocks)))
-                self.num_discarded_tokens += len(oldest.draft)
+                self.discard(self._blocks.pop(next(iter(self._blocks))).draft)
         self._changed.set()
 
     def wake(self) -> None:
@@ -68,12 +70,18 @@ class DraftBoard:
             if fitting is None and matches and _ends_with(token_ids, block):
                 fitting = block.draft
             else:
-                self.num_discarded_tokens += len(block.draft)
+                self.discard(block.draft)
         return fitting
+
+    def discard(self, draft: Draft) -> None:
+        """Count the draft of a block that is dropped unused."""
+        self.num_discarded_tokens += len(draft)
+        self.num_stale_blocks += 1
 
     def clear(self) -> None:
         """Drop everything, counted as discarded."""
-        self.num_discarded_tokens += sum(len(block.draft) for block in self._blocks.values())
+        for block in self._blocks.values():
+            self.discard(block.draft)
         self._blocks.clear()
 
     async def wait(self) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 from orchestrator.board import DraftBoard
 from orchestrator.patience import Patience
 from orchestrator.policy import SpeculationPlan
-from orchestrator.receipt import Stats
+from orchestrator.receipt import BlockResult, Stats
 from orchestrator.sequence import Sequence
 from orchestrator.verdict import Verdict
 from outrider.draft import NO_DRAFT, Draft
@@ -97,18 +97,18 @@ class Drafting:
         if not self.plan.speculates:
             return NO_DRAFT
         if num_tokens <= 0:
+            if fitting is not None:
+                self.board.discard(fitting)
             return self._none("near_the_end" if sequence.num_remaining <= 1 else "length_zero")
         if sequence.cycle == 0:
             return self._none("prefill")  # the drafter reads the prompt meanwhile
-        if fitting is not None and self.lease is not None:
-            self.lease.patience.note_in_time()
-        draft = fitting or await self._wait(sequence, num_tokens)
+        draft = await self._from_drafter(sequence, fitting, num_tokens)
         if not draft and self.index is not None:
             draft = self._look_up(sequence, num_tokens)
         if not draft:
             return self._none(self._why_none(sequence))
         if self.plan.uses_drafts_whole and len(draft) > num_tokens:
-            self.board.num_discarded_tokens += len(draft)
+            self.board.discard(draft)
             return self._none("draft_too_long")
         self.board.num_discarded_tokens += len(draft) - len(draft.head(num_tokens))
         return draft.head(num_tokens)
@@ -132,12 +132,32 @@ class Drafting:
         self.board.clear()
         self._drop_lease()
 
-    async def _wait(self, sequence: Sequence, num_tokens: int) -> Draft | None:
+    async def _from_drafter(
+        self, sequence: Sequence, fitting: Draft | None, num_tokens: int
+    ) -> Draft | None:
+        """Return the block that fits, now or within the budget, and count what came of it."""
+        if fitting is not None:
+            self.stats.note_blocks(BlockResult.HIT)
+            if self.lease is not None:
+                self.lease.patience.note_in_time()
+            return fitting
+        lease = self._current_lease()
+        if lease is None:
+            return None
+        was_ahead = lease.answers(sequence)
+        draft = await self._wait(lease, sequence, num_tokens)
+        if draft is None and lease.answers(sequence):
+            self.stats.note_blocks(BlockResult.LATE)
+        else:
+            is_hit = was_ahead and draft is not None
+            self.stats.note_blocks(BlockResult.HIT if is_hit else BlockResult.MISS)
+        return draft
+
+    async def _wait(self, lease: DraftLease, sequence: Sequence, num_tokens: int) -> Draft | None:
         """Wait for the drafter within the budget, asking it again if what it works on cannot
         fit."""
-        lease = self._current_lease()
         began = self.clock()
-        if lease is None or self.plan.draft_wait_s <= 0 or not lease.patience.allows(began):
+        if self.plan.draft_wait_s <= 0 or not lease.patience.allows(began):
             return None
         draft: Draft | None = None
         try:

@@ -1,10 +1,20 @@
-"""What is counted while a sequence is decoded; the receipt is made from it."""
+"""What is counted while a sequence is decoded; receipt and measures are made from it."""
 
+import enum
 from collections import Counter
 from dataclasses import dataclass, field
 
 from orchestrator.verdict import CommittedToken, Origin, Verdict
 from outrider.draft import Draft
+
+
+class BlockResult(enum.Enum):
+    """What came of a drafter's blocks: one of the first three a cycle, ``STALE`` a block."""
+
+    HIT = "hit"  # a block that was drafted ahead fitted when it was needed
+    MISS = "miss"  # none fitted, and the drafter had to begin anew
+    LATE = "late"  # the drafter was still at work when the cycle went on without it
+    STALE = "stale"  # dropped unused
 
 
 @dataclass(slots=True)
@@ -30,12 +40,19 @@ class Stats:
     ttft_ms: float = 0.0
     min_margin: float = float("inf")
     acceptance_histogram: Counter[int] = field(default_factory=Counter)
+    drafts_by_source: Counter[str] = field(default_factory=Counter)
     draft_tokens_by_source: Counter[str] = field(default_factory=Counter)
+    accepted_tokens_by_source: Counter[str] = field(default_factory=Counter)
+    blocks: Counter[BlockResult] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
 
     def note_fallback(self, reason: str) -> None:
         """Count a cycle without a usable draft, or the loss of a drafter."""
         self.fallbacks[reason] += 1
+
+    def note_blocks(self, result: BlockResult, count: int = 1) -> None:
+        """Count what came of a drafter's blocks."""
+        self.blocks[result] += count
 
     def observe(self, draft: Draft, verdict: Verdict, delivered: list[CommittedToken]) -> None:
         """Count one cycle; ``delivered`` are its committed tokens up to the end of the sequence."""
@@ -57,7 +74,9 @@ class Stats:
             self.num_draft_tokens += len(draft)
             self.num_accepted_draft_tokens += accepted
             self.acceptance_histogram[accepted] += 1
+            self.drafts_by_source[draft.source] += 1
             self.draft_tokens_by_source[draft.source] += len(draft)
+            self.accepted_tokens_by_source[draft.source] += accepted
 
     @property
     def draft_acceptance_rate(self) -> float:
@@ -81,3 +100,8 @@ class Stats:
         """Return the counts of speculative cycles by accepted tokens, dense from 0."""
         top = max(self.acceptance_histogram, default=-1)
         return [self.acceptance_histogram[accepted] for accepted in range(top + 1)]
+
+    def accepted_by_position(self) -> list[int]:
+        """Return how often the draft token at each position was accepted, from position 0 on."""
+        histogram = self.histogram()
+        return [sum(histogram[position:]) for position in range(1, len(histogram))]

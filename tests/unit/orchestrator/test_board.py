@@ -82,6 +82,7 @@ def test_clearing_counts_what_was_never_used():
     made.clear()
     made.clear()
     assert made.num_discarded_tokens == 3
+    assert made.num_stale_blocks == 2
     assert made.take([*BASE, 4], 0) is None
 
 

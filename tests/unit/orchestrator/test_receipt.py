@@ -57,7 +57,10 @@ def test_a_sequence_worked_out_by_hand():
     assert stats.histogram() == [1, 1, 0, 0, 1]
     assert stats.num_target_passes == 5
     assert stats.num_passes_saved == 5
+    assert stats.drafts_by_source == {"model": 3}
     assert stats.draft_tokens_by_source == {"model": 10}
+    assert stats.accepted_tokens_by_source == {"model": 5}
+    assert stats.accepted_by_position() == [2, 1, 1, 1]
     assert stats.verify_ms == 15.0
     assert stats.network_ms == 10.0
 
@@ -81,6 +84,7 @@ def test_the_identities_hold_for_any_history():
         if speculative:
             assert stats.mean_acceptance_length == pytest.approx(delivered / stats.num_spec_steps)
             assert histogram[-1] > 0
+        assert sum(stats.accepted_by_position()) == accepted
         assert stats.num_output_tokens == stats.num_cycles + accepted
         assert stats.num_passes_saved == accepted
 

@@ -1,0 +1,157 @@
+"""What came of a drafter's blocks is counted once a cycle; blocks that nobody used are counted."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from orchestrator.board import DraftBlock, DraftBoard
+from orchestrator.drafting import Drafting
+from orchestrator.patience import Patience
+from orchestrator.policy import ON, ConstantLength, SpeculationPlan
+from orchestrator.receipt import Stats
+from orchestrator.sequence import Event, Sequence
+from orchestrator.verdict import CommittedToken, Origin
+from outrider.draft import Draft
+
+PROMPT = (1, 2, 3)
+WAIT_S = 0.05
+
+
+def block(*draft: int, base: int, path: tuple[int, ...] = ()) -> DraftBlock:
+    return DraftBlock(base, path, Draft(draft, "model"))
+
+
+@dataclass(slots=True)
+class ScriptedLease:
+    """Answers every advance that asks for a present sequence with what the script says."""
+
+    board: DraftBoard
+    script: Callable[[Sequence], DraftBlock | None]
+    awaits: bool = False
+    """An answer is under way that will fit."""
+    is_alive: bool = True
+    is_trusted: bool = True
+    lost_reason: str = ""
+    num_heals: int = 0
+    num_asked: int = 0
+    patience: Patience = field(default_factory=Patience)
+
+    def answers(self, sequence: Sequence) -> bool:
+        return self.awaits
+
+    async def advance(self, sequence: Sequence, pending: Draft | None, num_tokens: int) -> None:
+        self.num_asked += 1
+        answer = self.script(sequence)
+        self.awaits = answer is None  # the script has nothing yet: it stays under way
+        if answer is not None:
+            self.board.post(answer)
+
+    def judge(self, failure: str | None) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Scene:
+    """A sequence in its second cycle, four tokens long, with an open lease."""
+
+    script: Callable[[Sequence], DraftBlock | None] = lambda sequence: None
+    wait_s: float = WAIT_S
+    stats: Stats = field(default_factory=Stats)
+    board: DraftBoard = field(default_factory=DraftBoard)
+    sequence: Sequence = field(default_factory=lambda: Sequence("s", PROMPT, 40))
+    lease: ScriptedLease = field(init=False)
+    drafting: Drafting = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lease = ScriptedLease(self.board, self.script)
+        self.drafting = Drafting(
+            plan=SpeculationPlan(("model",), ConstantLength(2), self.wait_s, False, ON),
+            board=self.board,
+            stats=self.stats,
+            open_lease=lambda: self.lease,
+            clock=lambda: 100.0,
+        )
+        self.sequence.apply(Event.VERIFIER_FOUND)
+        self.sequence.commit([CommittedToken(4, Origin.ONLY)], None)
+
+    async def draft(self) -> tuple[int, ...]:
+        return (await self.drafting.draft_for(self.sequence)).token_ids
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """What was counted, the stale ones of the board included."""
+        counted = {result.value: n for result, n in self.stats.blocks.items()}
+        stale = self.board.num_stale_blocks
+        return counted | ({"stale": stale} if stale else {})
+
+
+async def test_a_block_on_the_board_that_fits_is_a_hit():
+    scene = Scene()
+    scene.board.post(block(7, 8, base=4))
+    assert await scene.draft() == (7, 8)
+    assert scene.blocks == {"hit": 1}
+    assert scene.lease.num_asked == 0
+
+
+async def test_a_block_drafted_ahead_that_comes_within_the_wait_is_a_hit():
+    scene = Scene()
+    await scene.drafting.prepare_next(scene.sequence, Draft())
+    drafting = asyncio.create_task(scene.draft())
+    await asyncio.sleep(0)
+    scene.board.post(block(7, 8, base=4))
+    assert await drafting == (7, 8)
+    assert scene.blocks == {"hit": 1}
+
+
+async def test_a_drafter_that_must_begin_anew_is_a_miss_though_its_draft_is_used():
+    scene = Scene(lambda sequence: block(7, 8, base=len(sequence)))
+    scene.board.post(block(9, base=3, path=(5,)))  # guessed 5, it was 4
+    assert await scene.draft() == (7, 8)
+    assert scene.lease.num_asked == 1
+    assert scene.blocks == {"miss": 1, "stale": 1}
+    assert scene.board.num_discarded_tokens == 1
+
+
+async def test_without_waiting_a_block_that_does_not_fit_is_a_miss():
+    scene = Scene(wait_s=0.0)
+    scene.drafting.lease = scene.lease
+    scene.board.post(block(9, base=3, path=(5,)))
+    assert await scene.draft() == ()
+    assert scene.blocks == {"miss": 1, "stale": 1}
+
+
+@pytest.mark.parametrize("wait_s", [0.0, WAIT_S])
+async def test_a_drafter_that_is_still_at_work_is_late(wait_s):
+    scene = Scene(wait_s=wait_s)
+    await scene.drafting.prepare_next(scene.sequence, Draft())
+    assert await scene.draft() == ()
+    assert scene.blocks == {"late": 1}
+    assert scene.stats.fallbacks == {"late_draft": 1}
+
+
+async def test_without_a_drafter_nothing_is_counted():
+    scene = Scene()
+    await scene.drafting.prepare_next(scene.sequence, Draft())
+    scene.lease.awaits, scene.lease.is_alive, scene.lease.lost_reason = False, False, "drafter_full"
+    assert await scene.draft() == ()
+    assert scene.blocks == {}
+    assert scene.stats.fallbacks == {"drafter_full": 1, "no_drafter": 1}
+
+
+async def test_what_is_left_at_the_end_is_stale():
+    scene = Scene()
+    scene.board.post(block(7, 8, base=4, path=(9,)))
+    scene.drafting.close()
+    assert scene.blocks == {"stale": 1}
+    assert scene.board.num_discarded_tokens == 2
+
+
+async def test_cycles_that_want_no_draft_count_nothing():
+    scene = Scene()
+    scene.sequence = Sequence("s", PROMPT, 40)
+    assert await scene.draft() == ()
+    assert scene.blocks == {}
+    assert scene.stats.fallbacks == {"prefill": 1}
