@@ -27,7 +27,7 @@ from outrider.sampling import AcceptanceRule, SamplingParams
 TEMPERATURE = 0.8
 NUM_STREAMS = 8
 MAX_CHARACTERS = 400
-NUM_SEEDS = 16  # of the coupled rule, per position
+NUM_SEEDS = 4  # of the coupled rule, per position
 CHUNK = 16  # positions whose distributions are held at a time
 CUTS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("6 layers", (0, 1, 2, 3, 28, 29)),

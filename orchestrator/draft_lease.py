@@ -154,6 +154,9 @@ class GrpcDraftLease:
                     self.call.cancel()
                     return self._lose("drafter_lost")
                 kind = response.WhichOneof("kind")
+                if kind == "opened" and not self._knows(response.opened.incarnation):
+                    self.call.cancel()
+                    return self._lose("drafter_restarted")
                 if kind == "block":
                     self._post(response.block)
                 elif kind == "context_needed":
@@ -163,6 +166,10 @@ class GrpcDraftLease:
             self._lose(await self._why())
         except grpc.aio.AioRpcError as error:
             self._lose(_reason(error.code()))
+
+    def _knows(self, incarnation: str) -> bool:
+        """True if this is the drafter whose identity was judged."""
+        return self.worker.identity is not None and self.worker.identity.incarnation == incarnation
 
     def _post(self, block: drafter_pb2.DraftBlock) -> None:
         if block.last:

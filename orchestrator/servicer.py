@@ -24,7 +24,7 @@ from orchestrator.request import (
 )
 from orchestrator.sequence import FinishReason
 from orchestrator.verdict import Origin
-from orchestrator.workers import Worker, WorkerPool
+from orchestrator.workers import Pair, Worker, WorkerPool
 from outrider.errors import InvalidField
 from outrider.identity import IdentityDigests
 from outrider.sampling import AcceptanceRule, Mode, SamplingParams
@@ -94,7 +94,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
     ) -> generation_pb2.GetServerInfoResponse:
         """Return workers, pairs and refusals."""
+        state, reason = self.pool.shortage()
         return generation_pb2.GetServerInfoResponse(
+            state=state.value,
+            reason=reason,
+            pairs=[_pair_info(pair) for pair in self.pool.pairs()],
             version=outrider.__version__,
             workers=[_worker_info(worker) for worker in self.pool.workers],
             started_at_s=self.started_at_s,
@@ -261,6 +265,15 @@ def _receipt(generation: Generation) -> generation_pb2.Receipt:
         if request.target.identity.name in drafter.overridden_targets:
             receipt.decision = f"{decision}; a chat template difference was overridden"
     return receipt
+
+
+def _pair_info(pair: Pair) -> generation_pb2.PairInfo:
+    return generation_pb2.PairInfo(
+        model=pair.model,
+        drafter=pair.drafter.address,
+        reason=pair.reason,
+        template_overridden=pair.model in pair.drafter.overridden_targets,
+    )
 
 
 def _worker_info(worker: Worker) -> generation_pb2.WorkerInfo:

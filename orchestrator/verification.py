@@ -85,9 +85,7 @@ class LeasedVerification:
         if worker is None:
             name = self.request.target.identity.name
             raise Unavailable(f"no verifier of {name} is ready", retry_after_s=RETRY_AFTER_S)
-        self.lease = VerifyLease.open(
-            worker.channel, sequence, self.request, worker.step_time, self.timeout_s()
-        )
+        self.lease = VerifyLease.open(worker, sequence, self.request, self.timeout_s())
         self.worker = worker
         worker.num_leases += 1
         sequence.apply(Event.VERIFIER_FOUND)

@@ -15,6 +15,7 @@ from orchestrator.request import Request
 from orchestrator.sequence import Sequence
 from orchestrator.step_time import StepTime
 from orchestrator.verdict import Origin, Verdict
+from orchestrator.workers import Worker
 from outrider.draft import Draft
 from outrider.sampling import AcceptanceRule
 from outrider.serving.request_id import request_id_metadata
@@ -69,6 +70,8 @@ class VerifyLease:
     call: grpc.aio.StreamStreamCall
     opening: verifier_pb2.VerifyOpen
     step_time: StepTime
+    incarnation: str
+    """Of the verifier whose identity was judged."""
     num_traced_ids: int = 0
     ledger: KVLedger = field(default_factory=KVLedger)
     opening_sent: bool = False
@@ -78,10 +81,9 @@ class VerifyLease:
     @classmethod
     def open(
         cls,
-        channel: grpc.aio.Channel,
+        worker: Worker,
         sequence: Sequence,
         request: Request,
-        step_time: StepTime,
         timeout_s: float | None,
     ) -> "VerifyLease":
         """Start the stream; ``timeout_s`` is what the client's deadline leaves."""
@@ -95,9 +97,16 @@ class VerifyLease:
             expected=request.target.identity.digests.to_proto(),
             num_prompt_tokens=len(request.prompt_ids),
         )
-        stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+        stub = verifier_pb2_grpc.VerifierServiceStub(worker.channel)
         call = stub.Verify(timeout=timeout_s, metadata=request_id_metadata(request.request_id))
-        return cls(call, opening, step_time, request.plan.num_traced_ids)
+        assert worker.identity is not None
+        return cls(
+            call,
+            opening,
+            worker.step_time,
+            worker.identity.incarnation,
+            request.plan.num_traced_ids,
+        )
 
     async def send(self, sequence: Sequence, draft: Draft) -> None:
         """Send the step of the present cycle with the ids that the verifier lacks."""
@@ -159,6 +168,7 @@ class VerifyLease:
                         raise VerifierLost("verifier sent bytes that are no message")
                     kind = response.WhichOneof("kind")
                     if kind == "opened":
+                        self._check_incarnation(response.opened.incarnation)
                         continue
                     if kind is not None and getattr(response, kind).cycle == sequence.cycle:
                         return response
@@ -166,6 +176,10 @@ class VerifyLease:
             raise VerifierLost(f"no verdict within {patience_s:.1f} s", Loss.SILENT) from None
         except grpc.aio.AioRpcError as error:
             raise await self._lost(error) from None
+
+    def _check_incarnation(self, incarnation: str) -> None:
+        if incarnation != self.incarnation:
+            raise VerifierLost("the verifier was restarted and is not known yet")
 
     def _accept(self, sequence: Sequence, draft: Draft, verdict: verifier_pb2.Verdict) -> Verdict:
         elapsed_s = time.monotonic() - self.sent_at

@@ -98,6 +98,23 @@ class Worker:
         self.state, self.reason = WorkerState.LOST, reason
 
 
+class ServiceState(enum.Enum):
+    """What clients can expect of the whole."""
+
+    WAITING = "waiting"
+    DEGRADED = "degraded"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target and a drafter; ``reason`` says why it is not used."""
+
+    model: str
+    drafter: Worker
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A target model: the identity that its verifiers share, and its text side."""
@@ -201,6 +218,28 @@ class WorkerPool:
         if not offered & set(sources):
             known = ", ".join(sorted(offered))
             raise InvalidField("speculation.sources", f"{', '.join(sources)}: there is {known}")
+
+    def pairs(self) -> list[Pair]:
+        """Return every target with every drafter that was reached."""
+        return [
+            Pair(name, worker, worker.refusals[name])
+            for name in self.targets
+            for worker in self.workers
+            if worker.role is Role.DRAFTER and name in worker.refusals
+        ]
+
+    def shortage(self) -> tuple[ServiceState, str]:
+        """Return the state of the whole, and what is missing."""
+        served = {n: t for n, t in self.targets.items() if any(self.verifiers(t))}
+        if not served:
+            return ServiceState.WAITING, "no verifier is ready"
+        lost = sorted(self.targets.keys() - served.keys())
+        if lost:
+            return ServiceState.DEGRADED, f"no verifier of {', '.join(lost)} is ready"
+        alone = [name for name, target in served.items() if not self.choose_drafter(target, ())]
+        if alone:
+            return ServiceState.DEGRADED, f"no drafter for {', '.join(alone)} is ready"
+        return ServiceState.READY, ""
 
     def admit_verifier(self, worker: Worker) -> None:
         """Use a verifier whose identity and files are known.

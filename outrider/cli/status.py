@@ -9,7 +9,13 @@ from outrider.cli.render import plain_console
 from outrider.client import Client
 from outrider.v1 import generation_pb2 as pb
 
-STATE_STYLES = {"ready": "green", "connecting": "yellow", "refused": "red", "lost": "red"}
+STATE_STYLES = {
+    "ready": "green",
+    "suspect": "yellow",
+    "connecting": "yellow",
+    "refused": "red",
+    "lost": "red",
+}
 DIGEST_CHARACTERS = 12
 
 
@@ -21,9 +27,20 @@ async def run_status(address: str, *, as_json: bool) -> None:
     if as_json:
         console.print_json(data=MessageToDict(info, preserving_proto_field_name=True))
         return
-    console.print(f"outrider {info.version} at {address}")
+    console.print(f"outrider {info.version} at {address}: {info.state} {info.reason}".rstrip())
     for worker in info.workers:
         console.print(worker_table(worker))
+    for pair in info.pairs:
+        console.print(pair_line(pair), soft_wrap=True)
+
+
+def pair_line(pair: pb.PairInfo) -> Text:
+    """Return whether a drafter serves a target."""
+    names = f"{pair.drafter} for {pair.model}: "
+    if pair.reason:
+        return Text.assemble(names, ("not used, ", "red"), pair.reason)
+    used = "used, a chat template difference was allowed" if pair.template_overridden else "used"
+    return Text.assemble(names, (used, "green"))
 
 
 def worker_table(worker: pb.WorkerInfo) -> Table:

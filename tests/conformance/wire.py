@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from outrider.prefix import PrefixDigest
-from outrider.sampling import Mode, SamplingParams, drafter_key
+from outrider.sampling import SamplingParams, proposal_key
 from outrider.serving.channel import open_channel
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
@@ -134,10 +134,7 @@ async def draft_stream(
         sequence_id="test",
         sampling=sampling.to_proto(),
         mode=sampling.mode().value if mode is None else mode,
-        noise_key=drafter_key(
-            Mode(sampling.mode().value if mode is None else mode),
-            0 if sampling.seed is None else sampling.key,
-        ),
+        noise_key=_noise_key(sampling, mode),
         num_prompt_tokens=num_prompt_tokens,
         vocab_size=vocab_size,
         sources=sources,
@@ -150,6 +147,11 @@ async def draft_stream(
     finally:
         call.cancel()
         await channel.close()
+
+
+def _noise_key(sampling: SamplingParams, mode: int | None) -> int:
+    key = 0 if sampling.seed is None else sampling.key
+    return proposal_key(key) if mode == common_pb2.MODE_RATIO else key
 
 
 async def _opened(

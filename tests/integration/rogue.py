@@ -4,7 +4,7 @@ import math
 import struct
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -130,7 +130,7 @@ HARMLESS: Mapping[str, Trick] = {
     "context_of_any_length": lambda a: [needed(a.cycle, 2**32 - 1)],
     "the_same_block_again_and_again": lambda a: [respond(block=a.block())] * 50,
     "opened_again": lambda a: [
-        respond(opened=drafter_pb2.DraftOpened(source="x", incarnation="y")),
+        respond(opened=drafter_pb2.DraftOpened(source="x", incarnation="rogue")),
         a.empty(),
     ],
     "no_kind": lambda a: [b"", a.empty()],
@@ -187,7 +187,7 @@ class Rogue:
 async def open_rogue(book: Book) -> AsyncIterator[Register]:
     """A drafter service that offers every trick as a source."""
     rogue = Rogue(book)
-    identity = lookup_identity(DrafterSettings(name="rogue"))
+    identity = replace(lookup_identity(DrafterSettings(name="rogue")), incarnation="rogue")
     capabilities = Capabilities(
         binding=worker_pb2.WORKER_BINDING_ANY_TARGET,
         modes=(),
