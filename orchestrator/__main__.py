@@ -10,14 +10,17 @@ from contextlib import asynccontextmanager, suppress
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
+from prometheus_client import CollectorRegistry
 
 from orchestrator.admission import Admission
 from orchestrator.discovery import is_name
+from orchestrator.metrics import OrchestratorMetrics, PresentState
 from orchestrator.servicer import GenerationServicer
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.supervision import Place, Supervisor
 from orchestrator.workers import Role, Worker, WorkerPool
 from outrider.serving.channel import open_channel
+from outrider.serving.metrics import serving_metrics
 from outrider.serving.process import run
 from outrider.serving.server import Waiting
 from outrider.serving.settings import parse_settings
@@ -61,15 +64,26 @@ def obstacle(pool: WorkerPool, settings: OrchestratorSettings) -> str:
 @asynccontextmanager
 async def open_orchestrator(settings: OrchestratorSettings) -> AsyncIterator[Waiting]:
     """Watch the workers; ready once a verifier is, and answers before what needs none."""
+    async with (
+        serving_metrics(settings) as registry,
+        _open_measured(settings, registry) as orchestrator,
+    ):
+        yield orchestrator
+
+
+@asynccontextmanager
+async def _open_measured(
+    settings: OrchestratorSettings, registry: CollectorRegistry
+) -> AsyncIterator[Waiting]:
     pool = WorkerPool(
         workers=[],
         template_overrides=frozenset(settings.allow_template_difference),
         may_grow=any(is_name(target) for target in settings.drafter),
     )
     supervision = asyncio.create_task(Supervisor(pool, places(settings)).run())
-    servicer = GenerationServicer(
-        pool, Admission(settings.max_running, settings.max_waiting), settings.policy
-    )
+    admission = Admission(settings.max_running, settings.max_waiting)
+    registry.register(PresentState(pool, admission))
+    servicer = GenerationServicer(pool, admission, settings.policy, OrchestratorMetrics(registry))
 
     def register(server: grpc.aio.Server) -> None:
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)

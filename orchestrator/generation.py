@@ -1,7 +1,9 @@
 """One request from admission to its receipt."""
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import structlog
@@ -11,7 +13,7 @@ from orchestrator.board import DraftBoard
 from orchestrator.decode import Cycle, decode
 from orchestrator.draft_lease import GrpcDraftLease
 from orchestrator.drafting import Drafting
-from orchestrator.receipt import Stats
+from orchestrator.receipt import BlockResult, Stats
 from orchestrator.request import Request
 from orchestrator.sequence import Event, Sequence, State
 from orchestrator.transcript import Transcript
@@ -27,12 +29,14 @@ log = structlog.get_logger()
 class Generation:
     """Runs one request; what it counted stays readable when it is over.
 
-    ``timeout_s`` tells what is left of the client's deadline, None without one.
+    ``timeout_s`` tells what is left of the client's deadline, None without one; ``observe`` is
+    called once, when the request has ended.
     """
 
     request: Request
     pool: WorkerPool
     timeout_s: Callable[[], float | None]
+    observe: Callable[["Generation"], None]
     clock: Callable[[], float] = time.monotonic
     stats: Stats = field(default_factory=Stats)
     sequence: Sequence = field(init=False)
@@ -40,6 +44,8 @@ class Generation:
     began: float = field(init=False)
     num_ledger_heals: int = 0
     num_discarded_tokens: int = 0
+    was_admitted: bool = False
+    was_cancelled: bool = False
     _board: DraftBoard = field(default_factory=DraftBoard)
     _holds_drafter: bool = False
 
@@ -53,32 +59,58 @@ class Generation:
         """Milliseconds since the request arrived."""
         return (self.clock() - self.began) * 1e3
 
+    @property
+    def outcome(self) -> str:
+        """How the request ended: stop, length, cancelled or error."""
+        if self.sequence.end is not None:
+            return self.sequence.end.reason.value
+        return "cancelled" if self.was_cancelled else "error"
+
     async def run(self, admission: Admission) -> AsyncGenerator[Cycle, None]:
         """Yield each cycle as it is committed; leases are closed whatever happens.
 
         Raises: ResourceExhausted if the queue is full; Unavailable if the verifier is lost for
             good.
         """
-        async with admission.slot() as queue_ms:
-            self.stats.queue_ms = queue_ms
-            verification = LeasedVerification(self.request, self.pool, self.stats, self.timeout_s)
-            drafting = self._drafting()
-            try:
-                steps = decode(
-                    self.sequence, verification, drafting, self._transcript(), self.stats
+        with self._observed():
+            async with admission.slot() as queue_ms:
+                self.was_admitted, self.stats.queue_ms = True, queue_ms
+                verification = LeasedVerification(
+                    self.request, self.pool, self.stats, self.timeout_s
                 )
-                async for cycle in steps:
-                    self.stats.ttft_ms = self.stats.ttft_ms or self.elapsed_ms
-                    yield cycle
-            finally:
-                if self.sequence.state is not State.FINISHED:
-                    self.sequence.apply(Event.ABORT)
-                verification.close()
-                drafting.close()
-                self._release_drafter()
-                self.num_ledger_heals = verification.num_heals + drafting.num_heals
-                self.num_discarded_tokens = self._board.num_discarded_tokens
-                self._log_finished()
+                drafting = self._drafting()
+                try:
+                    steps = decode(
+                        self.sequence, verification, drafting, self._transcript(), self.stats
+                    )
+                    async for cycle in steps:
+                        self.stats.ttft_ms = self.stats.ttft_ms or self.elapsed_ms
+                        yield cycle
+                finally:
+                    self._close(verification, drafting)
+
+    @contextmanager
+    def _observed(self) -> Iterator[None]:
+        """Tell of the end, whatever it is."""
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            self.was_cancelled = True
+            raise
+        finally:
+            self.observe(self)
+
+    def _close(self, verification: LeasedVerification, drafting: Drafting) -> None:
+        """Close the leases and keep what they counted."""
+        if self.sequence.state is not State.FINISHED:
+            self.sequence.apply(Event.ABORT)
+        verification.close()
+        drafting.close()
+        self._release_drafter()
+        self.num_ledger_heals = verification.num_heals + drafting.num_heals
+        self.num_discarded_tokens = self._board.num_discarded_tokens
+        self.stats.note_blocks(BlockResult.STALE, self._board.num_stale_blocks)
+        self._log_finished()
 
     def _drafting(self) -> Drafting:
         plan = self.request.plan

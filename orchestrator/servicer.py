@@ -11,6 +11,7 @@ import outrider
 from orchestrator.admission import Admission
 from orchestrator.decode import Cycle
 from orchestrator.generation import Generation
+from orchestrator.metrics import OrchestratorMetrics
 from orchestrator.policy import Policy, SpeculationOptions
 from orchestrator.request import (
     Chat,
@@ -55,13 +56,16 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     pool: WorkerPool
     admission: Admission
     policy: Policy
+    metrics: OrchestratorMetrics
     started_at_s: float = field(default_factory=time.time)
 
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Stream the chunks of one request, then its completion."""
-        generation = Generation(self._admit(request), self.pool, context.time_remaining)
+        generation = Generation(
+            self._admit(request), self.pool, context.time_remaining, self.metrics.observe
+        )
         # A chunk is written while the next cycle is under way; a client that reads slowly holds its
         # own request back by one chunk. Leases are freed when the client leaves, not at a garbage
         # collection.

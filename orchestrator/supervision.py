@@ -126,7 +126,7 @@ class Supervisor:
             self._log(worker, "awaited")
 
     def _refuse(self, worker: Worker, reason: str) -> None:
-        worker.state, worker.reason = WorkerState.REFUSED, reason
+        self.pool.refuse(worker, reason)
         self._log(worker)
 
     def _log(self, worker: Worker, happened: str = "") -> None:

@@ -2,6 +2,7 @@
 
 import enum
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -138,6 +139,7 @@ class WorkerPool:
     targets: dict[str, Target] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     affinity: PrefixAffinity = field(default_factory=PrefixAffinity)
+    num_refusals: Counter[str] = field(default_factory=Counter)  # by address
 
     def target(self, name: str) -> Target:
         """Return the named target, or the only one for an empty name.
@@ -253,8 +255,7 @@ class WorkerPool:
         if present is not None and not worker.identity.is_equal_verifier(present.identity):
             if any(self.verifiers(present)):
                 differing = _differing_fields(worker.identity, present.identity)
-                worker.state = WorkerState.REFUSED
-                worker.reason = f"differs from the ready verifiers of {name} in {differing}"
+                self.refuse(worker, f"differs from the ready verifiers of {name} in {differing}")
                 return
             present = None  # the old identity has nobody left: the name now means the new one
         if present is None:
@@ -270,6 +271,12 @@ class WorkerPool:
             judged = other.identity is not None and other.files is not None
             if other.role is Role.VERIFIER and other.state is WorkerState.REFUSED and judged:
                 self.admit_verifier(other)
+
+    def refuse(self, worker: Worker, reason: str) -> None:
+        """Do not use a worker because of what it is; the same finding again counts once."""
+        if (worker.state, worker.reason) != (WorkerState.REFUSED, reason):
+            self.num_refusals[worker.address] += 1
+        worker.state, worker.reason = WorkerState.REFUSED, reason
 
     def pair_drafters(self) -> None:
         """Judge every drafter whose identity is known against the targets."""
@@ -289,7 +296,7 @@ class WorkerPool:
         elif "" in reasons:
             worker.state, worker.reason = WorkerState.READY, ""
         else:
-            worker.state, worker.reason = WorkerState.REFUSED, reasons[0]
+            self.refuse(worker, reasons[0])
 
     def mismatch(self, target: Target, worker: Worker) -> str:
         """Return why the drafter does not fit the target; empty if it does."""
