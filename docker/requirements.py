@@ -1,0 +1,14 @@
+"""Print what the package requires, one a line: python requirements.py [EXTRA...].
+
+Installed before the package itself, so that a change of our code leaves the image's large layers.
+"""
+
+import sys
+import tomllib
+from pathlib import Path
+
+project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+required = list(project["dependencies"])
+for extra in sys.argv[1:]:
+    required += project["optional-dependencies"][extra]
+sys.stdout.write("\n".join(required) + "\n")
