@@ -325,3 +325,14 @@ def test_sources_that_nobody_offers():
     unreached = Worker("d2", Role.DRAFTER, None)  # type: ignore[arg-type]
     made.workers.append(unreached)
     made.check_sources(("nosuch",))
+
+
+def test_a_refusal_counts_once_until_the_worker_comes_back():
+    stranger, fitting = drafter("d1", words=("b", "a", "c", "d")), drafter("d2")
+    made = pool(verifier(), stranger, fitting)
+    made.pair_drafters()
+    assert made.num_refusals == {"d1": 1}
+    made.lose(stranger, "gone")
+    stranger.state = WorkerState.CONNECTING  # what the supervisor does when it answers again
+    made.pair_drafters()
+    assert made.num_refusals == {"d1": 2}

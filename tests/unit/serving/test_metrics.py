@@ -6,7 +6,6 @@ import socket
 import sys
 import threading
 import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -14,22 +13,9 @@ from prometheus_client import Counter
 
 from outrider.serving.metrics import serving_metrics
 from outrider.serving.settings import ServiceSettings
+from tests.scrape import free_port, scrape
 
 ROOT = Path(__file__).parents[3]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-async def scrape(port: int) -> str:
-    def read() -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            return answer.read().decode()
-
-    return await asyncio.to_thread(read)
 
 
 async def test_what_the_registry_holds_is_served_until_the_exit():
