@@ -79,6 +79,7 @@ async def _open_measured(
         workers=[],
         template_overrides=frozenset(settings.allow_template_difference),
         may_grow=any(is_name(target) for target in settings.drafter),
+        has_canary=settings.canary,
     )
     supervision = asyncio.create_task(Supervisor(pool, places(settings)).run())
     admission = Admission(settings.max_running, settings.max_waiting)

@@ -46,6 +46,8 @@ class Generation:
     num_discarded_tokens: int = 0
     was_admitted: bool = False
     was_cancelled: bool = False
+    pinned_drafter: Worker | None = None
+    """The only drafter to be used; None leaves the choice to the pool."""
     _board: DraftBoard = field(default_factory=DraftBoard)
     _holds_drafter: bool = False
 
@@ -140,7 +142,9 @@ class Generation:
         """Open a lease on the best drafter for this request, if there is one."""
         self._release_drafter()
         request = self.request
-        worker = self.pool.choose_drafter(request.target, request.plan.sources)
+        worker = self.pinned_drafter or self.pool.choose_drafter(
+            request.target, request.plan.sources
+        )
         if worker is None:
             return None
         self.drafter, self._holds_drafter = worker, True

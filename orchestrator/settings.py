@@ -73,6 +73,10 @@ class OrchestratorSettings(ServiceSettings):
         default=AcceptanceRule.COUPLED,
         description="What decides about draft tokens of sampled requests that name no rule.",
     )
+    canary: bool = Field(
+        default=True,
+        description="Use a drafter only once it was seen to leave a greedy output as it is.",
+    )
     allow_template_difference: CommaSeparated = Field(
         default=(),
         description="Drafter addresses whose chat template may differ from the target's.",

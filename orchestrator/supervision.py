@@ -12,8 +12,10 @@ import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from orchestrator import canary
 from orchestrator.discovery import addresses_of
 from orchestrator.workers import Role, Worker, WorkerPool, WorkerState
+from outrider.errors import OutriderError
 from outrider.identity import ModelIdentity, TokenizerFiles
 from outrider.v1 import worker_pb2, worker_pb2_grpc
 
@@ -24,6 +26,7 @@ SERVICES = {
 CALL_TIMEOUT_S = 30.0
 FIRST_RETRY_S = 0.1
 MAX_RETRY_S = 2.0
+CANARY_RETRY_S = 1.0
 
 log = structlog.get_logger()
 
@@ -47,13 +50,33 @@ class Supervisor:
 
     pool: WorkerPool
     places: Sequence[Place]
+    _judged: asyncio.Event = field(default_factory=asyncio.Event)
     _told: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     async def run(self) -> None:
         """Watch all workers until cancelled."""
         async with asyncio.TaskGroup() as group:
+            if self.pool.has_canary:
+                group.create_task(self._prove_pairs())
             for place in self.places:
                 group.create_task(self._follow(place, group))
+
+    async def _prove_pairs(self) -> None:
+        """Run the canary of every pair that fits and was not tried yet."""
+        while True:
+            await self._judged.wait()
+            self._judged.clear()
+            for target, drafter in self.pool.unproven():
+                incarnation = drafter.identity and drafter.identity.incarnation
+                try:
+                    objection = await canary.objection(self.pool, target, drafter)
+                except OutriderError as error:
+                    log.warning("canary_not_run", address=drafter.address, reason=str(error))
+                    asyncio.get_running_loop().call_later(CANARY_RETRY_S, self._judged.set)
+                    continue
+                if drafter.identity and drafter.identity.incarnation == incarnation:
+                    self.pool.note_canary(target, drafter, objection)
+                    self._log(drafter)
 
     async def _follow(self, place: Place, group: asyncio.TaskGroup) -> None:
         """Let workers join as their addresses appear, and leave when they are gone as well."""
@@ -105,6 +128,8 @@ class Supervisor:
         bound = answer.binding != worker_pb2.WORKER_BINDING_ANY_TARGET
         files = await fetch_tokenizer(stub) if bound else None
         # All at once: another worker's admission may judge this one at any await.
+        if worker.identity is None or worker.identity.incarnation != answer.identity.incarnation:
+            worker.canaries.clear()
         worker.identity = ModelIdentity.from_proto(answer.identity)
         worker.files = files
         worker.binding = answer.binding
@@ -115,6 +140,7 @@ class Supervisor:
         else:
             worker.state = WorkerState.CONNECTING
             self.pool.pair_drafters()
+        self._judged.set()
         self._log(worker)
 
     def _lose(self, worker: Worker, reason: str) -> None:

@@ -28,6 +28,7 @@ VERIFIER_PAUSE_S = 30.0
 DRAFTER_PAUSE_S = 2.0
 # The verifier that has read a prompt's beginning is chosen even if it is busier by this much.
 AFFINITY_LEASES = 2
+CANARY_PENDING = "its canary has not run yet"
 
 
 class Role(enum.Enum):
@@ -64,6 +65,7 @@ class Worker:
     num_leases: int = 0
     overridden_targets: set[str] = field(default_factory=set)  # names; their templates differ
     refusals: dict[str, str] = field(default_factory=dict)  # by target name; "" is a fit
+    canaries: dict[str, str] = field(default_factory=dict)  # by target key; "" has passed
     step_time: StepTime = field(default_factory=StepTime)
     patience: Patience = field(default_factory=Patience)
     is_leaving: bool = False  # its address is no longer named
@@ -124,6 +126,12 @@ class Target:
     files: TokenizerFiles
     codec: TextCodec
 
+    @property
+    def key(self) -> str:
+        """The same for equal targets, whichever verifiers serve them."""
+        identity = self.identity
+        return repr((identity.name, identity.digests, identity.numerics))
+
 
 @dataclass(slots=True)
 class WorkerPool:
@@ -136,6 +144,8 @@ class WorkerPool:
     workers: list[Worker]
     template_overrides: frozenset[str] = frozenset()
     may_grow: bool = False
+    has_canary: bool = False
+    """A drafter is used only once it was seen to leave the output as it is."""
     targets: dict[str, Target] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     affinity: PrefixAffinity = field(default_factory=PrefixAffinity)
@@ -288,15 +298,34 @@ class WorkerPool:
     def _pair(self, worker: Worker) -> None:
         worker.overridden_targets = set()
         worker.refusals = {
-            name: self.mismatch(target, worker) for name, target in self.targets.items()
+            name: self.mismatch(target, worker) or self._canary(target, worker)
+            for name, target in self.targets.items()
         }
         reasons = list(worker.refusals.values())
         if not reasons:
             worker.state, worker.reason = WorkerState.CONNECTING, "no target to pair with yet"
         elif "" in reasons:
             worker.state, worker.reason = WorkerState.READY, ""
+        elif CANARY_PENDING in reasons:
+            worker.state, worker.reason = WorkerState.CONNECTING, CANARY_PENDING
         else:
             self.refuse(worker, reasons[0])
+
+    def _canary(self, target: Target, worker: Worker) -> str:
+        return worker.canaries.get(target.key, CANARY_PENDING) if self.has_canary else ""
+
+    def unproven(self) -> list[tuple[Target, Worker]]:
+        """Return pairs that fit and wait for their canary."""
+        return [
+            (self.targets[pair.model], pair.drafter)
+            for pair in self.pairs()
+            if pair.reason == CANARY_PENDING and any(self.verifiers(self.targets[pair.model]))
+        ]
+
+    def note_canary(self, target: Target, worker: Worker, objection: str) -> None:
+        """Take note of what the canary of a pair came to."""
+        worker.canaries[target.key] = objection
+        self.pair_drafters()
 
     def mismatch(self, target: Target, worker: Worker) -> str:
         """Return why the drafter does not fit the target; empty if it does."""

@@ -67,7 +67,7 @@ async def cluster(
         settings = OrchestratorSettings(
             verifier=tuple(all_verifiers),
             drafter=tuple(all_drafters),
-            **orchestrator_settings,
+            **({"canary": False} | orchestrator_settings),
         )
         address = await exits.enter_async_context(
             serving(ORCHESTRATOR_NAMES, lambda: open_orchestrator(settings))
