@@ -3,13 +3,14 @@
 import os
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 # Read once, when grpc is imported; gRPC's own lines are no JSON, and its errors reach us as codes.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
+from prometheus_client import CollectorRegistry
 
 from drafter_svc.model import DraftingHead, ModelSource
 from drafter_svc.ngram import NgramSource
@@ -17,14 +18,16 @@ from drafter_svc.servicer import DrafterServicer
 from drafter_svc.settings import DrafterSettings
 from drafter_svc.source import Source
 from outrider.distribution import HEAD_SIZE
-from outrider.hosting import host_model
-from outrider.identity import IdentityDigests, ModelIdentity, Numerics, TokenizerFiles
+from outrider.hosting import HostedModel, host_model
+from outrider.identity import IdentityDigests, ModelIdentity, Numerics
 from outrider.sampling import Mode
+from outrider.serving.metrics import serving_metrics
 from outrider.serving.process import run
 from outrider.serving.server import Register
 from outrider.serving.settings import parse_settings
 from outrider.v1 import common_pb2, drafter_pb2_grpc, worker_pb2, worker_pb2_grpc
 from outrider.worker import Capabilities, WorkerServicer
+from outrider.worker_metrics import WorkerMetrics
 
 SERVICE_NAMES = ("outrider.v1.DrafterService", "outrider.v1.WorkerService")
 
@@ -33,17 +36,18 @@ SERVICE_NAMES = ("outrider.v1.DrafterService", "outrider.v1.WorkerService")
 async def open_drafter(settings: DrafterSettings) -> AsyncIterator[Register]:
     """Load the draft model where there is one; lookup is always offered."""
     lookup = NgramSource()
-    if not settings.model:
-        yield _register(settings, lookup_identity(settings), {lookup.name: lookup}, None, None)
-        return
 
     def make_head(vocab_size: int) -> DraftingHead:
         return DraftingHead(vocab_size, HEAD_SIZE)
 
-    async with host_model(settings, make_head) as model:
-        drafts = ModelSource(model.engine, model.identity.max_context_length)
-        sources: dict[str, Source] = {drafts.name: drafts, lookup.name: lookup}
-        yield _register(settings, model.identity, sources, model.files, model.load)
+    async with serving_metrics(settings) as registry:
+        if not settings.model:
+            yield _register(settings, {lookup.name: lookup}, None, registry)
+            return
+        async with host_model(settings, make_head) as model:
+            drafts = ModelSource(model.engine, model.identity.max_context_length)
+            sources: dict[str, Source] = {drafts.name: drafts, lookup.name: lookup}
+            yield _register(settings, sources, model, registry)
 
 
 def lookup_identity(settings: DrafterSettings) -> ModelIdentity:
@@ -67,11 +71,11 @@ def lookup_identity(settings: DrafterSettings) -> ModelIdentity:
 
 def _register(
     settings: DrafterSettings,
-    identity: ModelIdentity,
     sources: Mapping[str, Source],
-    files: TokenizerFiles | None,
-    load: Callable[[int], common_pb2.Load] | None,
+    model: HostedModel | None,
+    registry: CollectorRegistry,
 ) -> Register:
+    identity = lookup_identity(settings) if model is None else model.identity
     drafter = DrafterServicer(
         sources=sources,
         identity=identity,
@@ -91,13 +95,19 @@ def _register(
     )
 
     def current_load() -> common_pb2.Load:
-        if load is None:
+        if model is None:
             return common_pb2.Load(num_running_reqs=drafter.num_leases)
-        return load(drafter.num_leases)
+        return model.load(drafter.num_leases)
 
     worker = WorkerServicer(
-        identity=identity, files=files, capabilities=capabilities, load=current_load
+        identity=identity,
+        files=None if model is None else model.files,
+        capabilities=capabilities,
+        load=current_load,
     )
+    engine = None if model is None else model.engine
+    device = None if engine is None else engine.model.device
+    registry.register(WorkerMetrics(lambda: drafter.num_leases, engine, device))
 
     def register(server: grpc.aio.Server) -> None:
         drafter_pb2_grpc.add_DrafterServiceServicer_to_server(drafter, server)

@@ -13,11 +13,13 @@ import grpc
 from outrider.distribution import HEAD_SIZE
 from outrider.hosting import host_model
 from outrider.sampling import Mode
+from outrider.serving.metrics import serving_metrics
 from outrider.serving.process import run
 from outrider.serving.server import Register
 from outrider.serving.settings import parse_settings
 from outrider.v1 import verifier_pb2_grpc, worker_pb2, worker_pb2_grpc
 from outrider.worker import Capabilities, WorkerServicer
+from outrider.worker_metrics import WorkerMetrics
 from verifier_svc.servicer import VerifierServicer
 from verifier_svc.settings import VerifierSettings
 from verifier_svc.verification import VerificationHead
@@ -32,7 +34,10 @@ async def open_verifier(settings: VerifierSettings) -> AsyncIterator[Register]:
     def make_head(vocab_size: int) -> VerificationHead:
         return VerificationHead(vocab_size, HEAD_SIZE)
 
-    async with host_model(settings, make_head) as model:
+    async with (
+        serving_metrics(settings) as registry,
+        host_model(settings, make_head) as model,
+    ):
         verifier = VerifierServicer(
             engine=model.engine,
             identity=model.identity,
@@ -51,6 +56,9 @@ async def open_verifier(settings: VerifierSettings) -> AsyncIterator[Register]:
             capabilities=capabilities,
             load=verifier.load,
         )
+
+        device = model.engine.model.device
+        registry.register(WorkerMetrics(lambda: verifier.num_leases, model.engine, device))
 
         def register(server: grpc.aio.Server) -> None:
             verifier_pb2_grpc.add_VerifierServiceServicer_to_server(verifier, server)

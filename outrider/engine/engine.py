@@ -12,7 +12,7 @@ Blocks of idle leases are preempted when the pool is full; their next job finds 
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 import torch
@@ -61,6 +61,8 @@ class Engine:
         self._gather_until = 0.0
         self._num_arrivals = 0
         self._num_passes = self._num_rows = 0
+        self._passes_by_rows: Counter[int] = Counter()
+        self._compute_s = 0.0
         self._last_pass_ms, self._last_pass_rows = 0.0, 0
         self._thread: threading.Thread | None = None
         self._packed: PackedModel
@@ -148,6 +150,8 @@ class Engine:
             num_waiting=len(self._arrivals) + len(self._entries) - running,
             last_pass_ms=self._last_pass_ms,
             last_pass_rows=self._last_pass_rows,
+            compute_s=self._compute_s,
+            passes_by_rows=dict(self._passes_by_rows),
         )
 
     def check_integrity(self) -> None:
@@ -242,6 +246,8 @@ class Engine:
         elapsed_ms = (self._clock() - begin) * 1e3
         self._num_passes += 1
         self._num_rows += plan.num_rows
+        self._passes_by_rows[plan.num_rows] += 1
+        self._compute_s += elapsed_ms * 1e-3
         self._last_pass_ms, self._last_pass_rows = elapsed_ms, plan.num_rows
         through = []
         parts = torch.split(logits, [part.num_logit_rows for part in slices])

@@ -1,6 +1,7 @@
 """Counts of the engine, taken at one moment."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +20,5 @@ class EngineStats:
     num_waiting: int
     last_pass_ms: float
     last_pass_rows: int
+    compute_s: float = 0.0
+    passes_by_rows: Mapping[int, int] = field(default_factory=dict)

@@ -4,7 +4,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from drafter_svc.__main__ import _register, lookup_identity
+from prometheus_client import CollectorRegistry
+
+from drafter_svc.__main__ import _register
 from drafter_svc.settings import DrafterSettings
 from drafter_svc.source import Block, Opening, Source, Wanted
 from outrider.draft import Draft
@@ -126,4 +128,4 @@ async def open_scripted(
         for name, guess in guesses.items()
     }
     settings = DrafterSettings(name="scripted")
-    yield _register(settings, lookup_identity(settings), sources, None, None)
+    yield _register(settings, sources, None, CollectorRegistry())

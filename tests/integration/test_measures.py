@@ -4,11 +4,14 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from pathlib import Path
 
 import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from drafter_svc.__main__ import open_drafter
+from drafter_svc.settings import DrafterSettings
 from orchestrator import generation
 from orchestrator.decode import Cycle
 from orchestrator.sequence import Sequence
@@ -19,6 +22,8 @@ from tests.cluster import Cluster, cluster
 from tests.scrape import free_port, scrape
 from tests.statistical.law import TableLaw
 from tests.table_model import VOCAB_SIZE, table_drafter, table_verifier
+from verifier_svc.__main__ import open_verifier
+from verifier_svc.settings import VerifierSettings
 
 pytestmark = pytest.mark.integration
 
@@ -219,3 +224,25 @@ async def test_requests_that_fail_or_are_cancelled_are_counted_too(cycles):
     assert samples["output_tokens_total", ()] == sum(
         len(cycle.delivery.tokens) for mine in cycles.values() for cycle in mine
     )
+
+
+async def test_workers_tell_what_their_engines_did(toy: Path):
+    target, draft = free_port(), free_port()
+    async with cluster(
+        verifiers=[lambda: open_verifier(VerifierSettings(model=str(toy), metrics_port=target))],
+        drafters=[lambda: open_drafter(DrafterSettings(model=str(toy), metrics_port=draft))],
+    ) as services:
+        request = generate_request([7] * 40, SamplingParams(temperature=0.0, max_tokens=12))
+        outputs = [await services.client.generate(request, timeout_s=30) for _ in range(2)]
+        verifier, drafter = await read(target), await read(draft)
+    num_passes = sum(output.complete.receipt.num_target_passes for output in outputs)
+    assert verifier["engine_passes_total", ()] == num_passes
+    assert verifier["engine_rows_per_pass_count", ()] == num_passes
+    assert verifier["engine_rows_per_pass_sum", ()] >= 40 + num_passes
+    cached = outputs[1].complete.cached_tokens
+    assert verifier["prefix_cache_hits_total", ()] == cached > 0
+    assert verifier["prefix_cache_queries_total", ()] > cached
+    assert 0 <= verifier["kv_cache_usage_perc", ()] < 1
+    assert verifier["num_jobs_waiting", ()] == verifier["preemptions_total", ()] == 0
+    assert drafter["engine_passes_total", ()] > 0 < drafter["engine_compute_seconds_total", ()]
+    assert {"num_leases", "num_jobs_waiting"} <= {name for name, _ in drafter}

@@ -45,7 +45,11 @@ async def test_chunks_equal_the_whole(model: LoadedModel, make_bench: Make, chun
     expected = await whole.feed(whole.open(), ids)
     bench = make_bench(model, max_tokens_per_pass=chunk)
     assert torch.equal(await bench.feed(bench.open(), ids), expected)
-    assert bench.engine.stats().num_passes == -(-len(ids) // chunk)
+    stats = bench.engine.stats()
+    assert stats.num_passes == sum(stats.passes_by_rows.values()) == -(-len(ids) // chunk)
+    assert stats.num_rows == sum(rows * n for rows, n in stats.passes_by_rows.items()) == len(ids)
+    assert stats.passes_by_rows[chunk] == len(ids) // chunk
+    assert 0 < stats.last_pass_ms / 1e3 <= stats.compute_s
 
 
 async def test_committed_prefixes_are_shared_within_a_salt(
