@@ -1,0 +1,28 @@
+"""docs/measures.md names every measure, and none that is not there."""
+
+import re
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from orchestrator.admission import Admission
+from orchestrator.metrics import OrchestratorMetrics, PresentState
+from orchestrator.workers import WorkerPool
+from outrider.worker_metrics import WorkerMetrics
+from tests.unit.test_worker_metrics import StandingEngine
+
+PAGE = Path(__file__).parents[2] / "docs" / "measures.md"
+
+
+def test_the_page_lists_what_is_served():
+    registry = CollectorRegistry()
+    OrchestratorMetrics(registry)
+    registry.register(PresentState(WorkerPool([]), Admission(1, 1)))
+    registry.register(WorkerMetrics(lambda: 0, StandingEngine()))
+    served = {
+        family.name.removeprefix("outrider_") + ("_total" if family.type == "counter" else "")
+        for family in registry.collect()
+    }
+    rows = re.findall(r"^\| (`[^|]+) \|", PAGE.read_text(), flags=re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert listed == served | {"gpu_utilization_perc"}
