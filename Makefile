@@ -12,7 +12,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos models fmt lint test statistical slow parity check demo up bench-overhead \
+.PHONY: help setup protos models fmt lint test statistical slow failover-soak parity compose-test images check demo up bench-overhead \
 	bench-target-only bench-acceptance gpu-check clean
 .DELETE_ON_ERROR:
 
@@ -73,10 +73,19 @@ statistical: $(SETUP) $(STUBS) $(MODELS) ## Run the tests of sampling laws
 slow: $(SETUP) $(STUBS) $(MODELS) ## Run the tests that mostly wait
 	$(PYTEST) -m 'slow and not parity and not statistical' --timeout 300
 
+failover-soak: $(SETUP) $(STUBS) ## Kill, stop and drain workers in 50 streams
+	OUTRIDER_FAILOVER_ROUNDS=50 $(PYTEST) -m slow tests/integration/test_failover_of_processes.py
+
 parity: $(SETUP) $(STUBS) $(MODELS) ## Compare many long outputs with transformers' generate
 	$(PYTEST) -m parity --timeout 1800
 
-check: lint test statistical slow ## Run all that CI runs
+compose-test: $(SETUP) $(STUBS) $(MODELS) ## Build the images and test the services in containers
+	docker/with-docker.sh $(PYTEST) -m compose --timeout 420 tests/compose
+
+images: ## Build the images of the three services
+	docker/with-docker.sh true
+
+check: lint test statistical slow failover-soak ## Run all that CI runs
 
 demo: $(SETUP) $(STUBS) $(MODELS) ## Start everything, stream a few prompts, show what speculation saved
 	$(OFFLINE) $(BIN)/outrider demo
