@@ -22,20 +22,19 @@ async def serving_metrics(settings: ServiceSettings) -> AsyncIterator[CollectorR
     """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    host, port = settings.host, settings.metrics_port
+    host, port = settings.host.strip("[]"), settings.metrics_port
     if not port:
         yield registry
         return
     try:
         # In a thread, since a name may have to be resolved.
-        server, thread = await asyncio.to_thread(
-            start_http_server, port, host.strip("[]"), registry
-        )
+        server, thread = await asyncio.to_thread(start_http_server, port, host, registry)
     except OSError as error:
         raise OSError(
             f"--metrics-port {port}: cannot listen on {host}: {error.strerror}"
         ) from error
-    log.info("metrics_started", address=f"{host}:{port}")
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    log.info("metrics_started", address=address)
     try:
         yield registry
     finally:
