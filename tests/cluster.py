@@ -49,11 +49,13 @@ async def cluster(
     drafters: Sequence[OpenService] = (),
     drafter_addresses: Sequence[str] = (),
     verifier_addresses: Sequence[str] = (),
+    wait_for_all: bool = True,
     **orchestrator_settings: object,
 ) -> AsyncIterator[Cluster]:
     """Run workers and an orchestrator; yield when every worker has been judged.
 
-    ``drafter_addresses`` and ``verifier_addresses`` name workers that run already.
+    ``drafter_addresses`` and ``verifier_addresses`` name workers that run already;
+    without ``wait_for_all`` a ready verifier is enough.
     """
     async with AsyncExitStack() as exits:
         all_verifiers = [
@@ -73,5 +75,5 @@ async def cluster(
             serving(ORCHESTRATOR_NAMES, lambda: open_orchestrator(settings))
         )
         client = await exits.enter_async_context(Client(address))
-        workers = await wait_paired(client)
+        workers = await wait_paired(client) if wait_for_all else []
         yield Cluster(client, address, all_verifiers, all_drafters, workers)

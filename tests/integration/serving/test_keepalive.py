@@ -1,4 +1,4 @@
-"""Clients that ping through a long silence are not sent away, and find a server that came back."""
+"""Case 52: pings through a long silence send nobody away; a server that came back is found."""
 
 import asyncio
 import json
