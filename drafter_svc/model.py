@@ -12,7 +12,7 @@ from drafter_svc.source import Block, Opening, Wanted
 from outrider.distribution import RowSampling
 from outrider.draft import Draft
 from outrider.engine import Engine, Finished, JobInput, SequenceCache
-from outrider.proposal import Place, Proposal, propose
+from outrider.proposal import NUM_LISTED, Place, Proposal, propose
 from outrider.sampling import Mode
 
 NAME = "model"
@@ -126,6 +126,8 @@ class DraftingHead:
 
     vocab_size: int
     head_size: int
+    num_listed: int = NUM_LISTED
+    """Ids that travel with every token, and in RATIO are all that it is drawn from."""
 
     def __call__(self, finished: list[Finished]) -> None:
         """Draw; runs on the engine's thread."""
@@ -150,6 +152,7 @@ class DraftingHead:
                 mode=mode,
                 vocab_size=min(self.vocab_size, vocab_size),
                 head_size=self.head_size,
+                num_listed=self.num_listed,
             )
             for job, proposal in zip(jobs, proposals, strict=True):
                 job.take(proposal)

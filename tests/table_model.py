@@ -39,6 +39,7 @@ from verifier_svc.verification import VerificationHead
 
 VOCAB_SIZE = 6
 HEAD_SIZE = 3  # half of the ids are tail, so that the tail rule works
+NUM_LISTED = 4  # drafts in RATIO are drawn from these; two ids are cut off
 MAX_CONTEXT = 64
 MAX_DRAFT_TOKENS = 16
 MAX_SEQUENCES = 1024
@@ -268,7 +269,7 @@ def table_drafter(
 
     @asynccontextmanager
     async def open_service() -> AsyncIterator[Register]:
-        engine = TableEngine(law, DraftingHead(VOCAB_SIZE, HEAD_SIZE), gather_s)
+        engine = TableEngine(law, DraftingHead(VOCAB_SIZE, HEAD_SIZE, NUM_LISTED), gather_s)
         identity = table_identity(name, max_context_length)
         source = ModelSource(engine, max_context_length)  # type: ignore[arg-type]
         drafter = servicer(
