@@ -12,8 +12,8 @@ OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos models fmt lint test statistical slow failover-soak parity compose-test images check demo up bench-overhead \
-	bench-target-only bench-acceptance gpu-check clean
+.PHONY: help setup protos models fmt lint test statistical slow failover-soak parity compose-test images check demo \
+	up bench-overhead bench-target-only bench-acceptance gpu-check clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the settings that `pip config list` prints into FOLDER/etc/pip.conf, with the wheel folders.
+"""Write the settings that `pip config list` prints into FOLDER/etc/pip.conf, wheel folders beside.
 
 Usage: python3 -m pip config list | pip-settings.py FOLDER. Only what says where packages come from
 is taken. Folders that `find-links` names are copied; a whole index on disk would be too much.

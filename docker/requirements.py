@@ -1,7 +1,4 @@
-"""Print what the package requires, one a line: python requirements.py [EXTRA...].
-
-Installed before the package itself, so that a change of our code leaves the image's large layers.
-"""
+"""Print what the package requires, one a line: python requirements.py [EXTRA...]."""
 
 import sys
 import tomllib

@@ -1,0 +1,46 @@
+"""Workers join, leave and are replaced under running streams."""
+
+import pytest
+
+from tests.compose.deployment import Deployment, command, until
+from tests.compose.load import streams
+from tests.compose.requests import QUESTIONS, Answers
+
+pytestmark = [pytest.mark.compose, pytest.mark.asyncio(loop_scope="session")]
+
+PASSES = "outrider_engine_passes_total"
+
+
+async def test_new_workers_get_work_and_no_stream_breaks(
+    deployment: Deployment, answers: Answers
+) -> None:
+    await deployment.scale(verifier=1, drafter=1)
+    async with streams(deployment.address, QUESTIONS, answers) as load:
+        await load.wait(1)
+        await deployment.scale(verifier=2, drafter=3)
+        joined: dict[str, float] = {}
+
+        async def all_scraped() -> bool:
+            joined.update(await deployment.figures(PASSES, "instance"))
+            return len(joined) == 5
+
+        await until(all_scraped, timeout_s=60)
+        await load.wait(3 * len(QUESTIONS))
+        await deployment.scraped()
+    passes = await deployment.figures(PASSES, "instance")
+    assert all(passes[instance] > joined[instance] for instance in joined), (joined, passes)
+
+
+async def test_all_workers_are_restarted_one_by_one_under_load(
+    deployment: Deployment, answers: Answers
+) -> None:
+    await deployment.scale(verifier=2, drafter=3)
+    verifiers = await deployment.containers("verifier")
+    drafters = await deployment.containers("drafter")
+    async with streams(deployment.address, QUESTIONS[4:12], answers) as load:
+        for container in (*verifiers, *drafters):
+            await load.wait(1)
+            await command("docker", "restart", "--time", "40", container)
+            await deployment.healthy(container)
+            await deployment.wait_workers(verifier=2, drafter=3)
+        await load.wait(1)
