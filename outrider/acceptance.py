@@ -12,7 +12,8 @@ import torch
 
 from outrider import coupling, distribution, ratio
 from outrider.distribution import HEAD_SIZE, RowSampling
-from outrider.ratio import Chain, Proposed
+from outrider.proposed import Proposed
+from outrider.ratio import Chain
 from outrider.sampling import AcceptanceRule, Mode
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from outrider import acceptance, distribution, ratio
+from outrider import acceptance, distribution, proposed, ratio
 from outrider.acceptance import ChainRequest, Decision
 from outrider.distribution import RowSampling
-from outrider.ratio import Chain, Floats, Workings
+from outrider.ratio import Chain, Workings
+from outrider.rules import Floats
 from outrider.sampling import AcceptanceRule, Mode, proposal_key
 from outrider.v1 import common_pb2 as pb
 
@@ -163,5 +164,5 @@ def _proposal_uniforms(chain: Chain) -> list[float | None]:
         return [None] * num
     positions = range(chain.base_position, chain.base_position + num)
     key = proposal_key(chain.key)
-    drawn = ratio.proposal_uniforms([key] * num, range(num), positions, [chain.cycle] * num)
+    drawn = proposed.proposal_uniforms([key] * num, range(num), positions, [chain.cycle] * num)
     return list(drawn.tolist())

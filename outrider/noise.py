@@ -7,6 +7,8 @@ import enum
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from outrider import elementary
@@ -79,3 +81,20 @@ def key_tensor(keys: Sequence[int], *, device: torch.device) -> torch.Tensor:
     """Return 64-bit keys as the bit patterns of int64, [len(keys)]."""
     signed = [(key % 2**64 + 2**63) % 2**64 - 2**63 for key in keys]
     return torch.tensor(signed, dtype=torch.int64, device=device)
+
+
+def uniforms(
+    keys: Sequence[int],
+    a: Sequence[int] | npt.NDArray[np.int64],
+    positions: Sequence[int],
+    cycles: Sequence[int],
+    stream: Stream,
+) -> npt.NDArray[np.float64]:
+    """Return ``uniform`` of many counters on the CPU.
+
+    Shapes: all [N]; keys any 64-bit values.
+    """
+    rows, places, turns = (torch.tensor(each, dtype=torch.int64) for each in (a, positions, cycles))
+    drawn = uniform(key_tensor(keys, device=torch.device("cpu")), rows, places, turns, stream)
+    numbers: npt.NDArray[np.float64] = drawn.numpy()
+    return numbers

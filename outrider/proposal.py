@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from outrider import coupling, distribution, ratio, wire
+from outrider import coupling, distribution, proposed, wire
 from outrider.distribution import HEAD_SIZE, Distribution, RowSampling
-from outrider.ratio import Floats, Ints
+from outrider.rules import Floats, Ints
 from outrider.sampling import Mode
 
 NUM_LISTED = 32
@@ -112,13 +112,13 @@ def _drawn(
 ) -> list[Proposal]:
     """Return proposals drawn from the counts that travel with them."""
     counted = _counts(*_most_likely(processed, num_listed))
-    uniforms = ratio.proposal_uniforms(
+    uniforms = proposed.proposal_uniforms(
         [place.key for place in places],
         [place.node for place in places],
         [place.position for place in places],
         [place.cycle for place in places],
     )
-    indices = ratio.draw_counts([counts for _, counts in counted], uniforms)
+    indices = proposed.draw_counts([counts for _, counts in counted], uniforms)
     proposals = []
     for row, (place, (ids, counts)) in enumerate(zip(places, counted, strict=True)):
         token_id = greedy_ids[row] if place.is_guess else int(ids[indices[row]])

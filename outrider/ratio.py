@@ -1,218 +1,18 @@
-"""Acceptance by draft probabilities: rejection sampling token by token, and block verification.
-
-A draft token x that was drawn from q is kept with a probability that depends on p(x) / q(x), and
-what a rejection leaves over is drawn from the part of p that q did not cover; together that is
-exactly p. The rules are written over numpy arrays of any numbers: float64 where a request is
-served, exact fractions where a test enumerates a law.
-
-Papers: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318) for
-``rejection``, Sun et al. 2025 (arXiv 2403.10444) for ``block``.
-"""
+"""Verification in RATIO: a batch of drafts is judged by their probabilities, and continued."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from outrider import elementary, noise, wire
-from outrider.draft import Draft
+from outrider import elementary, noise, rules, wire
+from outrider.proposed import Proposed
+from outrider.rules import Floats, Ints
 from outrider.sampling import AcceptanceRule
 
-Numbers = npt.NDArray[Any]
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-
 _ONE = 2.0**52  # a probability of 1 as a fixed-point weight
-_SMALLEST = 2.0**-53  # what is smaller is no weight at all
 _CHUNK = 2**22  # entries of full rows worked on at a time; bounds memory
-
-
-# --- the rules --------------------------------------------------------------------------------
-
-
-def rejection_thresholds(ratios: Numbers) -> Numbers:
-    """Return min(1, p / q) of every draft token: kept while the uniform is below.
-
-    Shapes: ratios [S, K], p / q of the drawn tokens.
-    """
-    return np.minimum(ratios, 1)
-
-
-def block_thresholds(
-    ratios: Numbers, listed_p: Numbers, listed_q: Numbers, lengths: Ints
-) -> tuple[Numbers, Numbers]:
-    """Return the probability of ending at each prefix once no longer one was kept, and weights.
-
-    Column i - 1 of the thresholds belongs to the prefix of i tokens; the weight of a prefix, its
-    joint ratio, is what scales p in the residual after it. A later token can rescue an earlier one.
-    Shapes: ratios [S, K]; listed_p, listed_q [S, K, N], at the ids that each row of the draft
-    lists; lengths [S] in 1..K; thresholds [S, K]; weights [S, K + 1].
-    """
-    num_rows, width = ratios.shape
-    weights = [np.full(num_rows, 1, dtype=ratios.dtype)]
-    for i in range(width):
-        weights.append(np.minimum(weights[-1] * ratios[:, i], 1))
-    thresholds = []
-    for i in range(1, width + 1):
-        joint = weights[i]
-        if i == width:
-            thresholds.append(joint)
-            continue
-        mass = residual_mass(joint, listed_p[:, i], listed_q[:, i])
-        whole = mass + 1 - joint
-        share = np.where(whole == 0, 1, mass / np.where(whole == 0, 1, whole))
-        thresholds.append(np.where(i < lengths, share, joint))
-    return np.stack(thresholds, 1), np.stack(weights, 1)
-
-
-def residual_mass(weight: Numbers, listed_p: Numbers, listed_q: Numbers) -> Numbers:
-    """Return the mass of max(0, weight * p - q) from the ids where q is not 0.
-
-    Shapes: weight [S]; listed_p, listed_q [S, N]; the mass [S].
-    """
-    inside = _sum(np.maximum(weight[:, None] * listed_p - listed_q, 0))
-    mass: Numbers = inside + weight * np.maximum(1 - _sum(listed_p), 0)
-    return mass
-
-
-def num_accepted(is_block: Bools, passed: Bools, lengths: Ints) -> Ints:
-    """Return how many draft tokens are kept.
-
-    ``rejection`` keeps tokens up to the first that failed; ``block`` keeps the longest prefix whose
-    test passed, whatever the tests before it said.
-    Shapes: is_block, lengths [S]; passed [S, K].
-    """
-    place = np.arange(1, passed.shape[1] + 1)
-    passed = passed & (place <= lengths[:, None])
-    leading = np.cumprod(passed, axis=1).sum(1)
-    longest = np.max(passed * place, axis=1, initial=0)
-    kept: Ints = np.where(is_block, longest, leading).astype(np.int64)
-    return kept
-
-
-def corrected(p: Numbers, q: Numbers, weight: Numbers) -> Numbers:
-    """Return max(0, weight * p - q), what the next token is drawn from; p where nothing is left.
-
-    After a whole draft q is 0 and the weight 1, and it is p.
-    Shapes: p, q [S, V]; weight [S].
-    """
-    rest = np.maximum(weight[:, None] * p - q, 0)
-    return np.where((rest > _SMALLEST).any(-1, keepdims=True), rest, p)
-
-
-def _sum(values: Numbers) -> Numbers:
-    """Add along the last axis one by one, so that zeros behind a row never change its sum."""
-    total: Numbers = np.cumsum(values, axis=-1)[..., -1]
-    return total
-
-
-# --- draws ------------------------------------------------------------------------------------
-
-
-def draw_counts(counts: Sequence[Ints], uniforms: Floats) -> list[int]:
-    """Return for each list of counts the index that a uniform picks, by cumulative counts."""
-    picked = np.floor(uniforms * wire.TOTAL_COUNT)
-    return [
-        int(np.searchsorted(np.cumsum(row), at, side="right"))
-        for row, at in zip(counts, picked, strict=True)
-    ]
-
-
-def draw_ascending(weights: Floats, uniforms: Floats) -> tuple[Ints, Floats]:
-    """Draw an id per row by the inverse of its cumulative weights over ascending ids.
-
-    Also returns how near the uniform was to the next id, as a probability. Sums are taken in fixed
-    point, so that every order and width gives the same.
-    Shapes: weights [S, V], their rows need not sum to 1; uniforms [S].
-    """
-    fixed = np.rint(weights * _ONE).astype(np.int64).cumsum(-1)
-    totals = fixed[:, -1]
-    picked = np.minimum(np.floor(uniforms * totals).astype(np.int64), totals - 1)
-    ids = np.array(
-        [np.searchsorted(row, at, side="right") for row, at in zip(fixed, picked, strict=True)],
-        dtype=np.int64,
-    )
-    upper = np.take_along_axis(fixed, ids[:, None], 1)[:, 0]
-    lower = np.where(
-        ids > 0, np.take_along_axis(fixed, np.maximum(ids - 1, 0)[:, None], 1)[:, 0], 0
-    )
-    return ids, np.minimum(picked - lower, upper - picked) / totals
-
-
-def proposal_uniforms(
-    keys: Sequence[int], nodes: Sequence[int], positions: Sequence[int], cycles: Sequence[int]
-) -> Floats:
-    """Return the numbers that draft tokens are drawn with, one per token."""
-    return _uniforms(keys, nodes, positions, cycles, noise.Stream.PROPOSAL)
-
-
-def _uniforms(
-    keys: Sequence[int],
-    a: Sequence[int] | Ints,
-    positions: Sequence[int],
-    cycles: Sequence[int],
-    stream: noise.Stream,
-) -> Floats:
-    cpu = torch.device("cpu")
-    rows, places, turns = (torch.tensor(each, dtype=torch.int64) for each in (a, positions, cycles))
-    drawn = noise.uniform(noise.key_tensor(keys, device=cpu), rows, places, turns, stream)
-    uniforms: Floats = drawn.numpy()
-    return uniforms
-
-
-# --- chains -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Proposed:
-    """A draft with the counts that each of its tokens was drawn from.
-
-    ``listed`` holds ids and counts [N] of every token. A point mass lists its own token alone;
-    ``is_sampled`` is False for a draft of those. ``is_corrected`` says that the last token is not
-    the drafter's but the verifier's own draw from the drafter's counts.
-    """
-
-    token_ids: tuple[int, ...] = ()
-    listed: tuple[tuple[Ints, Ints], ...] = ()
-    is_sampled: bool = False
-    is_corrected: bool = False
-
-    @classmethod
-    def of(cls, draft: Draft) -> "Proposed":
-        """Read a valid draft."""
-        if draft.distributions:
-            listed = tuple(wire.unpack(*each) for each in draft.distributions)
-            return cls(draft.token_ids, listed, is_sampled=True)
-        whole = np.array([wire.TOTAL_COUNT], dtype=np.int64)
-        ids = np.array(draft.token_ids, dtype=np.int64)
-        return cls(draft.token_ids, tuple((ids[i : i + 1], whole) for i in range(len(ids))))
-
-    def redrawn(
-        self, *, proposal_key: int, base_position: int, cycle: int
-    ) -> "tuple[Proposed, str]":
-        """Return the draft as its counts and the proposal key draw it, and what was wrong with it.
-
-        Behind the first wrong token nothing is left, since what follows was drawn for that one; in
-        its place stands the right one. Dropping the whole draft instead would keep the drafts
-        whose tokens happen to be right, which is a choice by tokens and changes the law.
-        """
-        if not self.is_sampled:
-            return self, ""
-        num = len(self.token_ids)
-        positions = range(base_position, base_position + num)
-        uniforms = proposal_uniforms([proposal_key] * num, range(num), positions, [cycle] * num)
-        indices = draw_counts([counts for _, counts in self.listed], uniforms)
-        for node, (index, (ids, _)) in enumerate(zip(indices, self.listed, strict=True)):
-            right, stated = int(ids[index]), self.token_ids[node]
-            if right != stated:
-                tokens = (*self.token_ids[:node], right)
-                corrected = Proposed(tokens, self.listed[: node + 1], True, is_corrected=True)
-                return corrected, f"token_ids[{node}]: {stated}, the proposal key draws {right}"
-        return self, ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,16 +64,16 @@ def verify(chains: Sequence[Chain], log_probs: torch.Tensor) -> Workings:
     drafts = _drafts(chains, lengths, starts, log_probs)
     ratios = drafts.drawn_p / drafts.drawn_q
     is_block = np.array([chain.is_block for chain in chains])
-    in_blocks, joint = block_thresholds(ratios, drafts.listed_p, drafts.listed_q, lengths)
-    thresholds = np.where(is_block[:, None], in_blocks, rejection_thresholds(ratios))
+    in_blocks, joint = rules.block_thresholds(ratios, drafts.listed_p, drafts.listed_q, lengths)
+    thresholds = np.where(is_block[:, None], in_blocks, rules.rejection_thresholds(ratios))
     weights = np.where(is_block[:, None], joint, 1.0)
     rows = np.arange(thresholds.shape[1])
     uniforms = _acceptance_uniforms(chains, len(rows))
-    accepted = num_accepted(is_block, uniforms < thresholds, lengths)
+    accepted = rules.num_accepted(is_block, uniforms < thresholds, lengths)
 
     keys, bases = [chain.key for chain in chains], [chain.base_position for chain in chains]
     cycles = [chain.cycle for chain in chains]
-    final_uniforms = _uniforms(keys, accepted, bases, cycles, noise.Stream.RECOVERY)
+    final_uniforms = noise.uniforms(keys, accepted, bases, cycles, noise.Stream.RECOVERY)
     next_ids, gaps = _next(chains, accepted, weights, log_probs, starts, final_uniforms)
     # Only tests that decided count: up to the first failure, or from the kept prefix on.
     decided = np.where(
@@ -342,7 +142,7 @@ def _acceptance_uniforms(chains: Sequence[Chain], width: int) -> Floats:
     keys = [chain.key for chain in chains for _ in range(width)]
     bases = [chain.base_position for chain in chains for _ in range(width)]
     cycles = [chain.cycle for chain in chains for _ in range(width)]
-    drawn = _uniforms(keys, rows, bases, cycles, noise.Stream.ACCEPTANCE)
+    drawn = noise.uniforms(keys, rows, bases, cycles, noise.Stream.ACCEPTANCE)
     return drawn.reshape(len(chains), width)
 
 
@@ -388,4 +188,25 @@ def leftover(
             ids, counts = chain.proposed.listed[accepted[s]]
             q[s, ids] = counts / wire.TOTAL_COUNT
             weight[s] = weights[s, accepted[s]]
-    return corrected(p, q, weight)
+    return rules.corrected(p, q, weight)
+
+
+def draw_ascending(weights: Floats, uniforms: Floats) -> tuple[Ints, Floats]:
+    """Draw an id per row by the inverse of its cumulative weights over ascending ids.
+
+    Also returns how near the uniform was to the next id, as a probability. Sums are taken in fixed
+    point, so that every order and width gives the same.
+    Shapes: weights [S, V], their rows need not sum to 1; uniforms [S].
+    """
+    fixed = np.rint(weights * _ONE).astype(np.int64).cumsum(-1)
+    totals = fixed[:, -1]
+    picked = np.minimum(np.floor(uniforms * totals).astype(np.int64), totals - 1)
+    ids = np.array(
+        [np.searchsorted(row, at, side="right") for row, at in zip(fixed, picked, strict=True)],
+        dtype=np.int64,
+    )
+    upper = np.take_along_axis(fixed, ids[:, None], 1)[:, 0]
+    lower = np.where(
+        ids > 0, np.take_along_axis(fixed, np.maximum(ids - 1, 0)[:, None], 1)[:, 0], 0
+    )
+    return ids, np.minimum(picked - lower, upper - picked) / totals

@@ -16,7 +16,7 @@ from outrider.distribution import RowSampling
 from outrider.draft import Draft
 from outrider.explanation import StepTrace, explain
 from outrider.proposal import Place, Proposal, propose
-from outrider.ratio import Proposed
+from outrider.proposed import Proposed
 from outrider.sampling import AcceptanceRule, Mode, proposal_key
 
 TOKENS = ("A", "B", "C", "D", "X")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from outrider.engine import Engine, SequenceCache
 from outrider.errors import InvalidField
 from outrider.prefix import PrefixDigest
-from outrider.ratio import Proposed
+from outrider.proposed import Proposed
 from verifier_svc.verification import Law, Verification
 
 

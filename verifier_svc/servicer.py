@@ -10,7 +10,7 @@ from outrider.engine import CacheTooShort, Engine
 from outrider.errors import InvalidField, ResourceExhausted
 from outrider.identity import IdentityDigests, ModelIdentity
 from outrider.prefix import PrefixDigest
-from outrider.ratio import Proposed
+from outrider.proposed import Proposed
 from outrider.sampling import MAX_TRACED_IDS, AcceptanceRule, Mode, proposal_key, read_law
 from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire import validate_draft

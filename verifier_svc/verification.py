@@ -7,7 +7,7 @@ from outrider.acceptance import ChainRequest, Decision, verify_batch
 from outrider.distribution import RowSampling
 from outrider.engine import Finished, JobInput, SequenceCache, stacked_logits
 from outrider.explanation import StepTrace, explain
-from outrider.ratio import Proposed
+from outrider.proposed import Proposed
 from outrider.sampling import AcceptanceRule, Mode, SamplingParams
 
 

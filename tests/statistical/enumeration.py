@@ -11,8 +11,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from outrider import ratio
-from outrider.ratio import Numbers
+from outrider import rules
+from outrider.rules import Numbers
 from outrider.sampling import AcceptanceRule
 
 Prefix = tuple[int, ...]
@@ -104,9 +104,9 @@ def outcomes(
     lengths = np.array([num])
     is_block = np.array([rule is AcceptanceRule.BLOCK and not point_mass])
     weights = np.full((1, num + 1), Fraction(1))
-    thresholds = ratio.rejection_thresholds(ratios)
+    thresholds = rules.rejection_thresholds(ratios)
     if is_block[0]:
-        thresholds, weights = ratio.block_thresholds(ratios, p[None, :num], q[None], lengths)
+        thresholds, weights = rules.block_thresholds(ratios, p[None, :num], q[None], lengths)
     found = []
     for passed in itertools.product([False, True], repeat=num):
         mass = Fraction(1)
@@ -114,10 +114,10 @@ def outcomes(
             mass *= h if passes else 1 - h
         if not mass:
             continue
-        accepted = int(ratio.num_accepted(is_block, np.array([passed]), lengths)[0])
+        accepted = int(rules.num_accepted(is_block, np.array([passed]), lengths)[0])
         behind = q[accepted][None] if accepted < num else numbers([[0] * p.shape[1]])
         weight = weights[:, accepted] if accepted < num else np.array([Fraction(1)])
-        rest = ratio.corrected(p[accepted][None], behind, weight)[0]
+        rest = rules.corrected(p[accepted][None], behind, weight)[0]
         found.append((accepted, mass, list(rest / sum(rest))))
     return found
 

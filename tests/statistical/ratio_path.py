@@ -19,7 +19,7 @@ from outrider.acceptance import ChainRequest
 from outrider.distribution import RowSampling
 from outrider.draft import Draft
 from outrider.proposal import Place, propose
-from outrider.ratio import Proposed
+from outrider.proposed import Proposed
 from outrider.sampling import AcceptanceRule, Mode, proposal_key
 from tests.statistical.law import Floats, Ids, TableLaw
 

@@ -10,7 +10,7 @@ from outrider.distribution import RowSampling
 from outrider.draft import Draft
 from outrider.lookup.ngram import NgramIndex
 from outrider.proposal import Place, propose
-from outrider.ratio import Proposed
+from outrider.proposed import Proposed
 from outrider.sampling import AcceptanceRule, Mode, proposal_key
 from tests.statistical.law import TableLaw, chi_square_p
 

@@ -12,7 +12,7 @@ from outrider import acceptance, coupling, distribution, noise
 from outrider.acceptance import ChainRequest
 from outrider.distribution import RowSampling
 from outrider.proposal import Place, propose
-from outrider.ratio import Proposed
+from outrider.proposed import Proposed
 from outrider.sampling import Mode
 from tests.statistical.law import ALPHA, Ids, TableLaw, sequence_p
 

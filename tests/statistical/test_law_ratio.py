@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from outrider import ratio, wire
+from outrider import noise, proposed, rules, wire
 from outrider.distribution import RowSampling
-from outrider.ratio import Proposed
+from outrider.proposed import Proposed
 from outrider.sampling import AcceptanceRule, proposal_key
 from tests.statistical import ratio_path
 from tests.statistical.law import ALPHA, TableLaw, sequence_p
@@ -78,25 +78,25 @@ def test_drafters_may_draw_as_they_like(rule, changed):
 
 
 def residual_replaced_by_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ratio, "corrected", lambda p, q, weight: p)
+    monkeypatch.setattr(rules, "corrected", lambda p, q, weight: p)
 
 
 def draft_noise_reused_for_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = ratio._uniforms
+    draw = noise.uniforms
 
     def reused(keys, a, positions, cycles, stream):
-        if stream is not ratio.noise.Stream.RECOVERY:
+        if stream is not noise.Stream.RECOVERY:
             return draw(keys, a, positions, cycles, stream)
         own = [proposal_key(key) for key in keys]
-        return ratio.proposal_uniforms(own, a, np.add(positions, a), cycles)
+        return draw(own, a, np.add(positions, a), cycles, noise.Stream.PROPOSAL)
 
-    monkeypatch.setattr(ratio, "_uniforms", reused)
+    monkeypatch.setattr(noise, "uniforms", reused)
 
 
 def proposals_keyed_by_position_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = ratio.proposal_uniforms
+    draw = proposed.proposal_uniforms
     monkeypatch.setattr(
-        ratio,
+        proposed,
         "proposal_uniforms",
         lambda keys, nodes, positions, cycles: draw(
             keys, [0] * len(keys), positions, [0] * len(keys)
@@ -128,7 +128,7 @@ def q_quantised_after_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
         return [int((row <= u).sum()) for row, u in zip(edges, at, strict=True)]
 
     monkeypatch.setattr(wire, "quantise_rows", remember)
-    monkeypatch.setattr(ratio, "draw_counts", draw_unrounded)
+    monkeypatch.setattr(proposed, "draw_counts", draw_unrounded)
 
 
 def cut_drafts(monkeypatch: pytest.MonkeyPatch, length: Callable[[Proposed], int]) -> None:
@@ -183,9 +183,9 @@ def wrong_temperature_on_q(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stop_at_the_first_failure_in_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    count = ratio.num_accepted
+    count = rules.num_accepted
     monkeypatch.setattr(
-        ratio,
+        rules,
         "num_accepted",
         lambda is_block, passed, lengths: count(np.zeros_like(is_block), passed, lengths),
     )

@@ -6,7 +6,7 @@ import torch
 from outrider import acceptance
 from outrider.acceptance import ChainRequest, num_accepted, verify_batch, verify_chain
 from outrider.distribution import RowSampling
-from outrider.ratio import Proposed
+from outrider.proposed import Proposed
 from outrider.sampling import Mode
 
 VOCAB_SIZE = 8

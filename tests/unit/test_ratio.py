@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from outrider import noise, ratio, wire
+from outrider import noise, ratio, rules, wire
+from outrider import proposed as proposed_module
 from outrider.acceptance import ChainRequest, verify_batch
 from outrider.distribution import RowSampling
 from outrider.draft import Draft
-from outrider.ratio import Chain, Proposed
+from outrider.proposed import Proposed
+from outrider.ratio import Chain
 from outrider.sampling import AcceptanceRule, Mode, proposal_key
 from tests.statistical.enumeration import cycle_law, random_model, sequence_law
 
@@ -56,7 +58,7 @@ def test_block_keeps_at_least_as_much(seed):
 
 def mutant(monkeypatch: pytest.MonkeyPatch, name: str, replaced: object) -> bool:
     """True if the target's law survives a change of the rules."""
-    monkeypatch.setattr(ratio, name, replaced)
+    monkeypatch.setattr(rules, name, replaced)
     target, draft = random_model(3, seed=0), random_model(3, seed=100)
     law = cycle_law(target, draft, rule=BLOCK, num_draft_tokens=3)[0]
     other = cycle_law(target, draft, rule=REJECTION, num_draft_tokens=3)[0]
@@ -69,7 +71,7 @@ def test_mutant_residual_replaced_by_the_target(monkeypatch):
 
 
 def test_mutant_stop_at_the_first_failure_in_block(monkeypatch):
-    before = ratio.num_accepted
+    before = rules.num_accepted
     as_rejection = lambda is_block, passed, n: before(np.zeros_like(is_block), passed, n)  # noqa: E731
     assert not mutant(monkeypatch, "num_accepted", as_rejection)
 
@@ -81,7 +83,7 @@ def test_mutant_no_mass_outside_the_list(monkeypatch):
 
 
 def test_the_rules_themselves_pass(monkeypatch):
-    assert mutant(monkeypatch, "corrected", ratio.corrected)
+    assert mutant(monkeypatch, "corrected", rules.corrected)
 
 
 # --- edges ------------------------------------------------------------------------------------
@@ -89,12 +91,12 @@ def test_the_rules_themselves_pass(monkeypatch):
 
 def test_c21_a_zero_residual_falls_back_to_the_target():
     p, q = np.array([[0.25, 0.75, 0.0]]), np.array([[0.25, 0.75, 0.0]])
-    assert ratio.corrected(p, q, np.ones(1)).tolist() == p.tolist()
+    assert rules.corrected(p, q, np.ones(1)).tolist() == p.tolist()
 
 
 def test_c21_a_token_without_target_probability_is_never_kept():
     """U < p / q, never <=: not even a uniform of 0 keeps a token with p = 0."""
-    passed = np.zeros((1, 1)) < ratio.rejection_thresholds(np.zeros((1, 1)))
+    passed = np.zeros((1, 1)) < rules.rejection_thresholds(np.zeros((1, 1)))
     assert not passed.any()
     chain = chain_of((1,), [[(0, 1), (30000, 35536)]], rule=REJECTION)
     log_probs = torch.tensor([[0.5, 0.0, 0.5], [0.2, 0.3, 0.5]]).log()
@@ -163,7 +165,7 @@ def test_the_proposal_key_is_never_the_seed():
 
 def test_c19_a_token_that_its_counts_do_not_draw_is_found():
     listed = [(0, 1, 2, 3), (16384, 16384, 16384, 16384)]
-    uniforms = ratio.proposal_uniforms([5] * 3, range(3), range(10, 13), [2] * 3)
+    uniforms = proposed_module.proposal_uniforms([5] * 3, range(3), range(10, 13), [2] * 3)
     drawn = tuple(int(uniform * 4) for uniform in uniforms)
     place = {"proposal_key": 5, "base_position": 10, "cycle": 2}
     assert proposed(drawn, [listed] * 3).redrawn(**place)[1] == ""
