@@ -18,7 +18,8 @@ from orchestrator.metrics import OrchestratorMetrics, PresentState
 from orchestrator.servicer import GenerationServicer
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.supervision import Place, Supervisor
-from orchestrator.workers import Role, Worker, WorkerPool
+from orchestrator.worker import Role, Worker
+from orchestrator.workers import WorkerPool
 from outrider.serving.channel import open_channel
 from outrider.serving.metrics import serving_metrics
 from outrider.serving.process import run

@@ -9,7 +9,8 @@ from orchestrator.admission import Admission
 from orchestrator.generation import Generation
 from orchestrator.policy import ON, ConstantLength, SpeculationPlan
 from orchestrator.request import Request
-from orchestrator.workers import Target, Worker, WorkerPool
+from orchestrator.worker import Worker
+from orchestrator.workers import Target, WorkerPool
 from outrider.identity.probe import PROBE_LINES
 from outrider.sampling import SamplingParams
 

@@ -12,7 +12,7 @@ from orchestrator.kv_ledger import KVLedger
 from orchestrator.patience import Patience
 from orchestrator.request import Request
 from orchestrator.sequence import Sequence
-from orchestrator.workers import Worker
+from orchestrator.worker import Worker
 from outrider.draft import Draft
 from outrider.sampling import Mode, drafter_key
 from outrider.serving.request_id import request_id_metadata

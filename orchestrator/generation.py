@@ -18,7 +18,8 @@ from orchestrator.request import Request
 from orchestrator.sequence import Event, Sequence, State
 from orchestrator.transcript import Transcript
 from orchestrator.verification import LeasedVerification
-from orchestrator.workers import Worker, WorkerPool
+from orchestrator.worker import Worker
+from orchestrator.workers import WorkerPool
 from outrider.lookup.ngram import NgramIndex
 from outrider.text import StopMatcher
 

@@ -13,7 +13,8 @@ from orchestrator.drafting import LOOKUP_SOURCE
 from orchestrator.generation import Generation
 from orchestrator.policy import LOOKUP
 from orchestrator.receipt import BlockResult
-from orchestrator.workers import Role, WorkerPool, WorkerState
+from orchestrator.worker import Role, WorkerState
+from orchestrator.workers import WorkerPool
 
 NAMESPACE = "outrider"
 KNOWN_SOURCES = frozenset({"model", LOOKUP, LOOKUP_SOURCE})  # a drafter may name anything

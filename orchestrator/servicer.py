@@ -25,7 +25,8 @@ from orchestrator.request import (
 )
 from orchestrator.sequence import FinishReason
 from orchestrator.verdict import Origin
-from orchestrator.workers import Pair, Worker, WorkerPool
+from orchestrator.worker import Worker
+from orchestrator.workers import Pair, WorkerPool
 from outrider.errors import InvalidField
 from outrider.identity import IdentityDigests
 from outrider.sampling import AcceptanceRule, Mode, SamplingParams

@@ -5,7 +5,7 @@ from pydantic_settings import SettingsConfigDict
 
 from orchestrator.policy import Policy
 from orchestrator.step_time import StepTime
-from orchestrator.workers import MAX_FAILURES
+from orchestrator.worker import MAX_FAILURES
 from outrider.sampling import AcceptanceRule
 from outrider.serving.settings import Addresses, CommaSeparated, ServiceSettings
 

@@ -14,7 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orchestrator import canary
 from orchestrator.discovery import addresses_of
-from orchestrator.workers import Role, Worker, WorkerPool, WorkerState
+from orchestrator.worker import Role, Worker, WorkerState
+from orchestrator.workers import WorkerPool
 from outrider.errors import OutriderError
 from outrider.identity import ModelIdentity, TokenizerFiles
 from outrider.v1 import worker_pb2, worker_pb2_grpc
@@ -129,7 +130,7 @@ class Supervisor:
         files = await fetch_tokenizer(stub) if bound else None
         # All at once: another worker's admission may judge this one at any await.
         if worker.identity is None or worker.identity.incarnation != answer.identity.incarnation:
-            worker.canaries.clear()
+            worker.renew()
         worker.identity = ModelIdentity.from_proto(answer.identity)
         worker.files = files
         worker.binding = answer.binding

@@ -10,7 +10,8 @@ from orchestrator.request import Request
 from orchestrator.sequence import Event, Sequence
 from orchestrator.verdict import Verdict
 from orchestrator.verify_lease import Loss, VerifierLost, VerifyLease
-from orchestrator.workers import Worker, WorkerPool
+from orchestrator.worker import Worker
+from orchestrator.workers import WorkerPool
 from outrider.draft import Draft
 from outrider.errors import InvalidField, ResourceExhausted, Unavailable
 

@@ -15,7 +15,7 @@ from orchestrator.request import Request
 from orchestrator.sequence import Sequence
 from orchestrator.step_time import StepTime
 from orchestrator.verdict import Origin, Verdict
-from orchestrator.workers import Worker
+from orchestrator.worker import Worker
 from outrider.draft import Draft
 from outrider.sampling import AcceptanceRule
 from outrider.serving.request_id import request_id_metadata

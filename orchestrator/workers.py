@@ -1,4 +1,4 @@
-"""Workers as the orchestrator sees them, and which of them fit together."""
+"""All workers, and which of them fit together."""
 
 import enum
 import time
@@ -6,13 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import grpc
-
 from orchestrator.affinity import PrefixAffinity
-from orchestrator.breaker import Breaker
-from orchestrator.patience import Patience
 from orchestrator.policy import LOOKUP
-from orchestrator.step_time import StepTime
+from orchestrator.worker import Role, Worker, WorkerState
 from outrider.errors import InvalidField, NotFound, Unavailable
 from outrider.identity import (
     ModelIdentity,
@@ -23,82 +19,9 @@ from outrider.identity import (
 from outrider.text import TextCodec
 from outrider.v1 import worker_pb2
 
-MAX_FAILURES = 3  # in a row, before a worker is avoided for a while
-VERIFIER_PAUSE_S = 30.0
-DRAFTER_PAUSE_S = 2.0
 # The verifier that has read a prompt's beginning is chosen even if it is busier by this much.
 AFFINITY_LEASES = 2
 CANARY_PENDING = "its canary has not run yet"
-
-
-class Role(enum.Enum):
-    """What a worker does."""
-
-    VERIFIER = "verifier"
-    DRAFTER = "drafter"
-
-
-class WorkerState(enum.Enum):
-    """Whether a worker is used, and if not, why."""
-
-    CONNECTING = "connecting"
-    READY = "ready"
-    SUSPECT = "suspect"  # failed again and again; others go first for a while
-    REFUSED = "refused"
-    LOST = "lost"
-
-
-@dataclass(slots=True)
-class Worker:
-    """One worker process at one address; ``num_leases`` counts this orchestrator's own."""
-
-    address: str
-    role: Role
-    channel: grpc.aio.Channel
-    state: WorkerState = WorkerState.CONNECTING
-    reason: str = "not reached yet"
-    identity: ModelIdentity | None = None
-    files: TokenizerFiles | None = None
-    binding: int = worker_pb2.WORKER_BINDING_UNSPECIFIED
-    sources: tuple[str, ...] = ()
-    max_draft_tokens: int = 0
-    num_leases: int = 0
-    overridden_targets: set[str] = field(default_factory=set)  # names; their templates differ
-    refusals: dict[str, str] = field(default_factory=dict)  # by target name; "" is a fit
-    canaries: dict[str, str] = field(default_factory=dict)  # by target key; "" has passed
-    step_time: StepTime = field(default_factory=StepTime)
-    patience: Patience = field(default_factory=Patience)
-    is_leaving: bool = False  # its address is no longer named
-    max_failures: int = MAX_FAILURES
-    breaker: Breaker = field(init=False)
-
-    def __post_init__(self) -> None:
-        pause_s = VERIFIER_PAUSE_S if self.role is Role.VERIFIER else DRAFTER_PAUSE_S
-        self.breaker = Breaker(self.max_failures, pause_s)
-
-    @property
-    def is_ready(self) -> bool:
-        """True while the worker may be used."""
-        return self.state in (WorkerState.READY, WorkerState.SUSPECT)
-
-    def fail(self, reason: str, now: float, *, grave: bool = False) -> None:
-        """The worker failed a request: after a few of these others go first for a while.
-
-        One grave failure counts as many.
-        """
-        self.breaker.note_failure(now, weight=self.max_failures if grave else 1)
-        if self.breaker.is_open and self.state is WorkerState.READY:
-            self.state, self.reason = WorkerState.SUSPECT, reason
-
-    def succeed(self) -> None:
-        """The worker did its work."""
-        self.breaker.note_success()
-        if self.state is WorkerState.SUSPECT:
-            self.state, self.reason = WorkerState.READY, ""
-
-    def lose(self, reason: str) -> None:
-        """The worker cannot be reached or does not serve."""
-        self.state, self.reason = WorkerState.LOST, reason
 
 
 class ServiceState(enum.Enum):

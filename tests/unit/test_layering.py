@@ -22,6 +22,7 @@ TRANSPORT = {
     "orchestrator/servicer.py",
     "orchestrator/supervision.py",
     "orchestrator/verify_lease.py",
+    "orchestrator/worker.py",
     "orchestrator/workers.py",
     "verifier_svc/__main__.py",
     "verifier_svc/servicer.py",

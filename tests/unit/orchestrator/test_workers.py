@@ -7,16 +7,15 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from orchestrator.workers import (
-    AFFINITY_LEASES,
+from orchestrator.worker import (
     DRAFTER_PAUSE_S,
     MAX_FAILURES,
     VERIFIER_PAUSE_S,
     Role,
     Worker,
-    WorkerPool,
     WorkerState,
 )
+from orchestrator.workers import AFFINITY_LEASES, WorkerPool
 from outrider.errors import InvalidField, NotFound, Unavailable
 from outrider.identity import (
     IdentityDigests,
