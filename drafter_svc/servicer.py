@@ -12,6 +12,7 @@ from outrider.engine import CacheTooShort
 from outrider.errors import IdentityMismatch, InvalidField, ResourceExhausted
 from outrider.identity import ModelIdentity
 from outrider.sampling import read_law
+from outrider.serving.streams import first_message
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
 
@@ -35,7 +36,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
     ) -> None:
         """Open a lease with the first message, answer every advance, free all when the stream
         ends."""
-        source, lease = self._open(await anext(aiter(request_iterator)))
+        source, lease = self._open(await first_message(request_iterator))
         try:
             opened = drafter_pb2.DraftOpened(
                 source=source.name, incarnation=self.identity.incarnation

@@ -84,8 +84,8 @@ class LeasedVerification:
             token_ids=self.request.prompt_ids,
         )
         if worker is None:
-            name = self.request.target.identity.name
-            raise Unavailable(f"no verifier of {name} is ready", retry_after_s=RETRY_AFTER_S)
+            reason = self.pool.obstacle(self.request.target)
+            raise Unavailable(reason, retry_after_s=RETRY_AFTER_S)
         self.lease = VerifyLease.open(worker, sequence, self.request, self.timeout_s())
         self.worker = worker
         worker.num_leases += 1

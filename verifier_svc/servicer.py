@@ -12,6 +12,7 @@ from outrider.identity import IdentityDigests, ModelIdentity
 from outrider.prefix import PrefixDigest
 from outrider.proposed import Proposed
 from outrider.sampling import MAX_TRACED_IDS, AcceptanceRule, Mode, proposal_key, read_law
+from outrider.serving.streams import first_message
 from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire import validate_draft
 from outrider.worker import engine_load
@@ -46,7 +47,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> AsyncIterator[verifier_pb2.VerifyResponse]:
         """Open a lease with the first message, answer every step, free the KV when the stream
         ends."""
-        lease = self._open(await anext(aiter(request_iterator)))
+        lease = self._open(await first_message(request_iterator))
         try:
             incarnation = self.identity.incarnation
             opened = verifier_pb2.VerifyOpened(incarnation=incarnation)

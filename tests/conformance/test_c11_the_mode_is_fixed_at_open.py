@@ -3,7 +3,8 @@
 import grpc
 import pytest
 
-from outrider.v1 import common_pb2, verifier_pb2
+from outrider.serving.channel import open_channel
+from outrider.v1 import common_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from tests.conformance.conftest import Worker
 from tests.conformance.wire import SAMPLED, draft_stream, verify_stream
 
@@ -30,3 +31,15 @@ async def test_a_second_open_is_refused(verifier: Worker) -> None:
         with pytest.raises(grpc.aio.AioRpcError):
             await stream.call.read()
         assert await stream.call.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_stream_without_any_message_is_refused(verifier: Worker, drafter: Worker) -> None:
+    for worker, stub, rpc in (
+        (verifier, verifier_pb2_grpc.VerifierServiceStub, "Verify"),
+        (drafter, drafter_pb2_grpc.DrafterServiceStub, "Draft"),
+    ):
+        async with open_channel(worker.address) as channel:
+            call = getattr(stub(channel), rpc)()
+            await call.done_writing()
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "kind" in str(await call.details())
