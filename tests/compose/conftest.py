@@ -12,7 +12,7 @@ from outrider.checkpoints import prepare
 from tests.compose.deployment import Deployment, make_stranger
 from tests.compose.requests import Answers, reference
 
-MAX_TOKENS = 32
+MAX_TOKENS = 24
 LOG = Path("build/logs/compose.log")
 
 

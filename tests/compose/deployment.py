@@ -100,7 +100,10 @@ class Deployment:
             "DRAFT_MODEL": "/models/smollm2-135m-instruct-cut6",
             "STRANGER": str(self.stranger),
             "PORT": str(self.port),
-            # Few cores for many containers: slow is neither hung nor too late.
+            # Few cores, many containers: slow is neither hung nor too late, and drafts are short.
+            "VERIFIER_THREADS": "1",
+            "DRAFTER_THREADS": "1",
+            "NUM_DRAFT_TOKENS": "2",
             "MIN_STEP_TIMEOUT_S": "60",
             "DRAFT_WAIT_MS": "3000",
             "PROMETHEUS_PORT": str(self.prometheus_port),

@@ -25,10 +25,12 @@ async def test_new_workers_get_work_and_no_stream_breaks(
             return len(joined) == 5
 
         await until(all_scraped, timeout_s=60)
-        await load.wait(3 * len(QUESTIONS))
-        await deployment.scraped()
-    passes = await deployment.figures(PASSES, "instance")
-    assert all(passes[instance] > joined[instance] for instance in joined), (joined, passes)
+
+        async def all_work() -> bool:
+            passes = await deployment.figures(PASSES, "instance")
+            return all(passes[instance] > num for instance, num in joined.items())
+
+        await until(all_work)
 
 
 async def test_all_workers_are_restarted_one_by_one_under_load(
@@ -37,7 +39,7 @@ async def test_all_workers_are_restarted_one_by_one_under_load(
     await deployment.scale(verifier=2, drafter=3)
     verifiers = await deployment.containers("verifier")
     drafters = await deployment.containers("drafter")
-    async with streams(deployment.address, QUESTIONS[4:12], answers) as load:
+    async with streams(deployment.address, QUESTIONS[6:10], answers) as load:
         for container in (*verifiers, *drafters):
             await load.wait(1)
             await command("docker", "restart", "--time", "40", container)
