@@ -17,15 +17,24 @@ from outrider.errors import InvalidField, ResourceExhausted, Unavailable
 
 RETRY_AFTER_S = 1.0
 
+Life = tuple[str, str]
+"""Address and incarnation of a worker."""
+
 log = structlog.get_logger()
+
+
+def life_of(worker: Worker) -> Life:
+    """Return which process a worker is; one that was started anew is another."""
+    return worker.address, worker.identity.incarnation if worker.identity else ""
 
 
 @dataclass(slots=True)
 class LeasedVerification:
     """Implements ``orchestrator.decode.Verification`` over the worker pool.
 
-    A verifier that fails is not tried again for this sequence. ``timeout_s`` tells what is left of
-    the client's deadline.
+    A verifier that fails is not tried again for this sequence unless it was started anew, or was
+    only silent and the others failed as well. ``timeout_s`` tells what is left of the client's
+    deadline.
     """
 
     request: Request
@@ -35,7 +44,7 @@ class LeasedVerification:
     worker: Worker | None = None
     lease: VerifyLease | None = None
     num_heals: int = 0
-    _failed: set[str] = field(default_factory=set)
+    _failed: dict[Life, Loss] = field(default_factory=dict)
 
     async def send(self, sequence: Sequence, draft: Draft) -> None:
         """Send the step, opening a lease first where there is none.
@@ -77,12 +86,7 @@ class LeasedVerification:
             self.lease = None
 
     def _open(self, sequence: Sequence) -> None:
-        worker = self.pool.choose_verifier(
-            self.request.target,
-            self._failed,
-            salt=self.request.cache_salt,
-            token_ids=self.request.prompt_ids,
-        )
+        worker = self._choose()
         if worker is None:
             reason = self.pool.obstacle(self.request.target)
             raise Unavailable(reason, retry_after_s=RETRY_AFTER_S)
@@ -90,6 +94,29 @@ class LeasedVerification:
         self.worker = worker
         worker.num_leases += 1
         sequence.apply(Event.VERIFIER_FOUND)
+
+    def _choose(self) -> Worker | None:
+        return self.pool.choose_verifier(
+            self.request.target,
+            {address for address, incarnation in self._failed if self._lives(address, incarnation)},
+            salt=self.request.cache_salt,
+            token_ids=self.request.prompt_ids,
+        )
+
+    def _lives(self, address: str, incarnation: str) -> bool:
+        """True if the worker at an address is still the one that failed."""
+        return any(
+            life_of(worker) == (address, incarnation)
+            for worker in self.pool.verifiers(self.request.target)
+        )
+
+    def _forgive(self) -> None:
+        """Give those that were only silent, before the present one, another try."""
+        *earlier, present = self._failed
+        for life in earlier:
+            if self._failed[life] is Loss.SILENT:
+                del self._failed[life]
+        self._failed[present] = Loss.GONE  # so that this ends
 
     def _lose(self, sequence: Sequence, lost: VerifierLost) -> None:
         """Give the lease up; the next send looks for an equal verifier.
@@ -105,11 +132,14 @@ class LeasedVerification:
             # One silence costs a request seconds: nobody else shall wait for this one.
             grave = lost.loss is Loss.SILENT
             self.worker.fail(lost.reason, self.pool.clock(), grave=grave)
-        self._failed.add(self.worker.address)
+        self._failed[life_of(self.worker)] = lost.loss
         self.close()
         sequence.apply(Event.VERIFIER_LOST)
         self.stats.num_failovers += 1
-        others = self.pool.choose_verifier(self.request.target, self._failed)
+        others = self._choose()
+        if others is None:
+            self._forgive()
+            others = self._choose()
         if others is None and lost.loss is Loss.FULL:
             raise ResourceExhausted(f"every verifier is full: {lost.reason}")
         if others is None:

@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import grpc
 import pytest
 
 from orchestrator.settings import OrchestratorSettings
@@ -41,6 +42,33 @@ async def test_the_stream_goes_on_at_an_equal_verifier(toy: Path, temperature: f
     for output in outputs:
         assert output.token_ids == expected
         assert [i for chunk in output.chunks for i in chunk.token_ids] == expected
+
+
+async def test_a_silent_verifier_is_tried_again_when_the_other_fell_silent_too(toy: Path) -> None:
+    """A busy machine can make both miss their time; that is no reason to give a stream up."""
+    settings = VerifierSettings(model=str(toy), dtype="float32")
+    sampling = SamplingParams(temperature=1.0, seed=3, max_tokens=24, ignore_eos=True)
+    request = generate_request(PROMPT, sampling)
+
+    def plain() -> object:
+        return open_verifier(settings)
+
+    async with cluster(verifiers=[plain]) as unbroken:
+        expected = (await unbroken.client.generate(request)).token_ids
+    both = [hanging_after(9, plain, Counted()) for _ in range(2)]
+    async with cluster(
+        verifiers=both, min_step_timeout_s=0.5, step_timeout_factor=0.01
+    ) as services:
+        output = await services.client.generate(request)
+        assert output.token_ids == expected
+        assert output.complete.receipt.num_failovers == 2
+    both = [hanging_after(2, plain, Counted()) for _ in range(2)]
+    async with cluster(
+        verifiers=both, min_step_timeout_s=0.5, step_timeout_factor=0.01
+    ) as services:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await services.client.generate(request)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE, "but not for ever"
 
 
 async def test_patience_is_the_larger_of_five_seconds_and_ten_times_the_expected_time() -> None:

@@ -118,7 +118,7 @@ async def open_fleet(folder: Path) -> AsyncIterator[Fleet]:
             "orchestrator",
             "orchestrator",
             *(f"--{name.split('-')[0]}={worker.address}" for name, worker in workers.items()),
-            "--min-step-timeout-s=1.5",
+            "--min-step-timeout-s=3",
         )
         exits.push_async_callback(orchestrator.stop)
         await orchestrator.start()
