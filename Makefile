@@ -68,7 +68,7 @@ test: $(SETUP) $(STUBS) $(MODELS) ## Run unit, conformance and integration tests
 	$(PYTEST) -m 'not statistical and not parity and not slow'
 
 statistical: $(SETUP) $(STUBS) $(MODELS) ## Run the tests of sampling laws
-	$(PYTEST) -m statistical
+	$(PYTEST) -m statistical --timeout 900
 
 slow: $(SETUP) $(STUBS) $(MODELS) ## Run the tests that mostly wait
 	$(PYTEST) -m 'slow and not parity and not statistical' --timeout 300
