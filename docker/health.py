@@ -9,7 +9,7 @@ import sys
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-TIMEOUT_S = 4.0
+TIMEOUT_S = 5.0
 
 
 def main() -> str | None:

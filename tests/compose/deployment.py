@@ -214,11 +214,11 @@ class Deployment:
         return sum((await self.figures(expression, "")).values())
 
     async def scraped(self) -> None:
-        """Wait until every service that answers has been scraped since now."""
+        """Wait until every service has been scraped since now."""
         now = time.time()
 
         async def was_scraped() -> bool:
-            return await self.figure("min(timestamp(up == 1))") > now
+            return await self.figure("min(timestamp(up))") > now
 
         await until(was_scraped, timeout_s=60)
 

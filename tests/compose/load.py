@@ -27,15 +27,17 @@ class Load:
         await until(came)
 
 
-async def _stream(load: Load, address: str, question: Question, answers: Answers) -> None:
+async def _stream(
+    load: Load, address: str, question: Question, answers: Answers, **how: object
+) -> None:
     async with Client(address) as client:
         while not load.stopping:
-            load.outputs.append(await ask(client, question, answers))
+            load.outputs.append(await ask(client, question, answers, **how))
 
 
 @asynccontextmanager
 async def streams(
-    address: str, questions: Sequence[Question], answers: Answers
+    address: str, questions: Sequence[Question], answers: Answers, **how: object
 ) -> AsyncIterator[Load]:
     """Keep one stream per question busy; each output is compared with the reference.
 
@@ -44,7 +46,7 @@ async def streams(
     load = Load()
     async with asyncio.TaskGroup() as group:
         for question in questions:
-            group.create_task(_stream(load, address, question, answers))
+            group.create_task(_stream(load, address, question, answers, **how))
         try:
             yield load
         finally:

@@ -33,13 +33,14 @@ async def test_new_workers_get_work_and_no_stream_breaks(
         await until(all_work)
 
 
+@pytest.mark.timeout(900)
 async def test_all_workers_are_restarted_one_by_one_under_load(
     deployment: Deployment, answers: Answers
 ) -> None:
     await deployment.scale(verifier=2, drafter=3)
     verifiers = await deployment.containers("verifier")
     drafters = await deployment.containers("drafter")
-    async with streams(deployment.address, QUESTIONS[6:10], answers) as load:
+    async with streams(deployment.address, QUESTIONS[6:10], answers, max_tokens=8) as load:
         for container in (*verifiers, *drafters):
             await load.wait(1)
             await command("docker", "restart", "--time", "40", container)
