@@ -18,6 +18,7 @@ from bench.questions import load_questions
 from bench.report import print_table, write_report
 from outrider import coupling, distribution, wire
 from outrider.checkpoints import cut_layers, prepare
+from outrider.cli.pairing import wait_paired
 from outrider.cli.stack import StackOptions, run_stack
 from outrider.client import Client, generate_request
 from outrider.distribution import RowSampling
@@ -153,12 +154,14 @@ def _overlaps(p_logits: torch.Tensor, q_logits: torch.Tensor, *, first: int) -> 
     ]
 
 
-async def run(num_questions: int, num_tokens: int, k: int) -> None:
+async def run(num_questions: int, num_tokens: int, k: int, num_layers: Sequence[int]) -> None:
     """Measure and report."""
     target = prepare().target
     reader = Reader(target)
     table, summary, details = [], {}, {}
     for name, layers in CUTS:
+        if len(layers) not in num_layers:
+            continue
         folder = cut_layers(
             target, target.with_name(f"{target.name}-cut{len(layers)}"), layers=layers
         )
@@ -170,6 +173,7 @@ async def run(num_questions: int, num_tokens: int, k: int) -> None:
         served: dict[AcceptanceRule, Served] = {}
         texts: list[Text] = []
         async with run_stack(options) as stack, Client(stack.orchestrator.address) as client:
+            await wait_paired(client)
             for rule in AcceptanceRule:
                 served[rule], texts = await serve(client, rule, num_questions, num_tokens, k)
         single = overlaps(reader, Reader(folder), texts)
@@ -193,8 +197,9 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=48)
     parser.add_argument("--tokens", type=int, default=64, help="longest answer")
     parser.add_argument("--k", type=int, default=4, help="draft tokens per cycle")
+    parser.add_argument("--layers", type=int, nargs="+", default=[6, 20, 26], help="draft models")
     options = parser.parse_args()
-    asyncio.run(run(options.questions, options.tokens, options.k))
+    asyncio.run(run(options.questions, options.tokens, options.k, options.layers))
 
 
 if __name__ == "__main__":
