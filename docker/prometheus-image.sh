@@ -7,7 +7,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
 cd "$work"
-apt-get download -qq prometheus
+apt-get download -qq -o APT::Sandbox::User=root prometheus
 dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin
 cat >Dockerfile <<'EOF'
 FROM python:3.11-slim-bookworm

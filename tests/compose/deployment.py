@@ -185,6 +185,11 @@ class Deployment:
 
     async def scale(self, **sizes: int) -> None:
         """Bring the workers to these numbers and wait until they are used."""
+        for service, size in sizes.items():
+            for container in (await self.containers(service))[size:]:
+                # Compose would leave the unnamed volumes of what it removes.
+                await command("docker", "stop", "--time", "40", container)
+                await command("docker", "rm", "--volumes", container)
         await self.up("orchestrator", "prometheus", *sizes, **sizes)
         await self.serving()
         await self.wait_workers(**sizes)
