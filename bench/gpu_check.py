@@ -179,6 +179,8 @@ async def check(
             _channel(stack.verifiers[0].address) as verifier,
         ):
             findings.ready_s = time.monotonic() - began
+            async with Client(stack.orchestrator.address) as client:
+                await wait_paired(client)  # until then its own passes join those that are timed
             prober = Prober(
                 verifier,
                 vocab_size=pair.target.vocab_size,
