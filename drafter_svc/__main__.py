@@ -10,14 +10,17 @@ from contextlib import asynccontextmanager
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
+import torch
 from prometheus_client import CollectorRegistry
 
-from drafter_svc.model import DraftingHead, ModelSource
-from drafter_svc.ngram import NgramSource
+from drafter_svc.chain import ChainedSource
+from drafter_svc.lookup import NgramSource, SuffixSource
+from drafter_svc.model import DraftingHead, Masks, ModelSource
 from drafter_svc.servicer import DrafterServicer
 from drafter_svc.settings import DrafterSettings
 from drafter_svc.source import Source
 from outrider.distribution import HEAD_SIZE
+from outrider.engine import LoadedModel
 from outrider.hosting import HostedModel, host_model
 from outrider.identity import IdentityDigests, ModelIdentity, Numerics
 from outrider.sampling import Mode
@@ -35,19 +38,39 @@ SERVICE_NAMES = ("outrider.v1.DrafterService", "outrider.v1.WorkerService")
 @asynccontextmanager
 async def open_drafter(settings: DrafterSettings) -> AsyncIterator[Register]:
     """Load the draft model where there is one; lookup is always offered."""
-    lookup = NgramSource()
+    suffix = SuffixSource()
+    lookups: list[Source] = [NgramSource(), suffix]
 
-    def make_head(vocab_size: int) -> DraftingHead:
-        return DraftingHead(vocab_size, HEAD_SIZE)
+    def make_head(vocab_size: int, loaded: LoadedModel) -> DraftingHead:
+        ids = () if loaded.draft_head is None else loaded.draft_head.draft_ids
+        draft_ids = torch.tensor(ids, device=loaded.device) if ids else None
+        return DraftingHead(vocab_size, HEAD_SIZE, draft_ids=draft_ids)
 
     async with serving_metrics(settings) as registry:
         if not settings.model:
-            yield _register(settings, {lookup.name: lookup}, None, registry)
+            yield _register(settings, _by_name(lookups), None, registry)
             return
         async with host_model(settings, make_head) as model:
-            drafts = ModelSource(model.engine, model.identity.max_context_length)
-            sources: dict[str, Source] = {drafts.name: drafts, lookup.name: lookup}
-            yield _register(settings, sources, model, registry)
+            models = model_sources(model)
+            chains = [ChainedSource(suffix, each) for each in models]
+            yield _register(settings, _by_name([*models, *lookups, *chains]), model, registry)
+
+
+def _by_name(sources: Sequence[Source]) -> dict[str, Source]:
+    return {each.name: each for each in sources}
+
+
+def model_sources(model: HostedModel) -> list[ModelSource]:
+    """Return the ways in which the model drafts, the default first.
+
+    One that was trained to draft in parallel can draft token after token as well.
+    """
+    longest, head = model.identity.max_context_length, model.engine.model.draft_head
+    sources = [ModelSource(model.engine, longest)]
+    if head is not None and head.num_parallel > 1:
+        masks = Masks(head.num_parallel, head.mask_token_id)
+        sources.insert(0, ModelSource(model.engine, longest, masks))
+    return sources
 
 
 def lookup_identity(settings: DrafterSettings) -> ModelIdentity:

@@ -1,9 +1,11 @@
-"""Draft source "model".
+"""Draft sources "model" and "parallel".
 
-A causal language model that proposes token after token, batched over sequences.
+A causal language model that proposes token after token, or all tokens of a draft in one pass;
+batched over sequences.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,19 +18,39 @@ from outrider.proposal import NUM_LISTED, Place, Proposal, propose
 from outrider.sampling import Mode
 
 NAME = "model"
+PARALLEL_NAME = "parallel"
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """How a model drafts: ``num_parallel`` tokens a pass, all but one in place of mask tokens."""
+
+    num_parallel: int = 1
+    token_id: int = 0
+
+    @property
+    def source(self) -> str:
+        """Name on the wire."""
+        return NAME if self.num_parallel == 1 else PARALLEL_NAME
+
+
+ONE_BY_ONE = Masks()
 
 
 @dataclass(slots=True)
 class Drafting:
-    """The job of one advance: feed what is known, then draw a token a pass.
+    """The job of one advance: feed what is known, then draw tokens.
 
     Behind a pending draft the first drawn token is the guess of what the target will add to it.
+    ``masks`` gives how many tokens a pass draws: one behind the last known token, and one in place
+    of every mask token behind that.
     """
 
     cache: SequenceCache
     opening: Opening
     wanted: Wanted
     max_length: int
+    masks: "Masks"
     priority: int = 0
     done: bool = False
     next: JobInput | None = None
@@ -52,20 +74,39 @@ class Drafting:
         """Tokens to draw, the guess included, as far as the context goes."""
         num = self.wanted.num_draft_tokens
         num += self.num_guesses if num else 0
-        room = self.max_length - self.wanted.start - len(self.known)
+        room = self.max_length - self.num_known
         return max(0, min(num, room))
+
+    @property
+    def num_known(self) -> int:
+        """Length of the sequence as far as it is known, the pending draft included."""
+        return self.wanted.start + len(self.known)
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that the present pass draws."""
+        return max(1, min(self.num_wanted - len(self.drawn), self.masks.num_parallel))
 
     def start(self) -> JobInput:
         """Return what the engine feeds first."""
-        begin, ids = self.wanted.start, list(self.known)
-        return JobInput(begin, ids, num_logit_rows=1, committed=self.wanted.base)
+        return self._input(self.wanted.start, self.known)
 
-    def row(self) -> RowSampling:
-        """Return the row parameters of the next drawn token.
+    def _input(self, begin: int, token_ids: Sequence[int]) -> JobInput:
+        num_rows = self.num_rows
+        masked = [*token_ids, *[self.masks.token_id] * (num_rows - 1)]
+        return JobInput(begin, masked, num_logit_rows=num_rows, committed=self.wanted.base)
 
-        The target's, so that both choose alike.
-        """
-        params, position = self.opening.sampling, self.cache.length
+    def rows(self) -> list[RowSampling]:
+        """Return the row parameters of the tokens that the pass draws."""
+        return [self._row(len(self.drawn) + i) for i in range(self.num_rows)]
+
+    def places(self) -> list[Place]:
+        """Return where the tokens that the pass draws stand."""
+        return [self._place(len(self.drawn) + i) for i in range(self.num_rows)]
+
+    def _row(self, index: int) -> RowSampling:
+        """Return the target's own parameters, so that both choose alike."""
+        params, position = self.opening.sampling, self.num_known + index
         masked = position < self.opening.num_prompt_tokens + params.min_tokens
         return RowSampling(
             temperature=params.temperature,
@@ -75,36 +116,37 @@ class Drafting:
             banned_ids=params.stop_token_ids if masked else (),
         )
 
-    def place(self) -> Place:
-        """Return where the next drawn token stands."""
-        num_drawn = len(self.drawn)
+    def _place(self, index: int) -> Place:
         return Place(
             key=self.opening.noise_key,
-            position=self.cache.length,
-            node=num_drawn - self.num_guesses,
+            position=self.num_known + index,
+            node=index - self.num_guesses,
             cycle=self.wanted.for_cycle,
-            is_guess=num_drawn < self.num_guesses,
+            is_guess=index < self.num_guesses,
         )
 
-    def take(self, proposal: Proposal) -> None:
-        """Keep a drawn token.
+    def take(self, proposals: Sequence[Proposal]) -> None:
+        """Keep the drawn tokens up to one that ends the text.
 
-        Ask for another pass unless enough were drawn or the text ends with it. In RATIO the number
-        was fixed beforehand: when a draft is ready must not depend on what was drawn.
+        Ask for another pass unless enough were drawn. In RATIO the number was fixed beforehand:
+        when a draft is ready must not depend on what was drawn.
         """
-        token_id = proposal.token_id
-        self.drawn.append(token_id)
-        self.margins.append(proposal.logit_margin)
-        if proposal.distribution is not None:
-            self.distributions.append(proposal.distribution)
-        ends = (
-            self.opening.mode is not Mode.RATIO and token_id in self.opening.sampling.stop_token_ids
-        )
+        self.cache.truncate(self.num_known + len(self.drawn))  # masks are no part of the sequence
+        ends = False
+        for proposal in proposals:
+            self.drawn.append(proposal.token_id)
+            self.margins.append(proposal.logit_margin)
+            if proposal.distribution is not None:
+                self.distributions.append(proposal.distribution)
+            stop_ids = self.opening.sampling.stop_token_ids
+            if self.opening.mode is not Mode.RATIO and proposal.token_id in stop_ids:
+                ends = True
+                break
         if len(self.drawn) >= self.num_wanted or ends:
             self.done = True
         else:
             begin = self.cache.length
-            self.next = JobInput(begin, [token_id], num_logit_rows=1, committed=self.wanted.base)
+            self.next = self._input(begin, self.drawn[begin - self.num_known :])
 
     def block(self) -> Block:
         """Return the proposal."""
@@ -112,7 +154,7 @@ class Drafting:
         path = () if pending is None else (*pending, *self.drawn[:1])
         draft = Draft(
             token_ids=tuple(self.drawn[skip:]),
-            source=NAME,
+            source=self.masks.source,
             distributions=tuple(self.distributions[skip:]),
             logit_margins=tuple(self.margins[skip:]),
         )
@@ -128,6 +170,8 @@ class DraftingHead:
     head_size: int
     num_listed: int = NUM_LISTED
     """Ids that travel with every token, and in RATIO are all that it is drawn from."""
+    draft_ids: torch.Tensor | None = None
+    """Ids that the model's logits stand for, [D] int64; None: all, in order."""
 
     def __call__(self, finished: list[Finished]) -> None:
         """Draw; runs on the engine's thread."""
@@ -146,16 +190,26 @@ class DraftingHead:
         for (mode, vocab_size), group in _by_law(drawing).items():
             jobs = [job for job, _ in group]
             proposals = propose(
-                torch.cat([logits for _, logits in group]),  # [R, V]
-                [job.row() for job in jobs],
-                [job.place() for job in jobs],
+                self._spread(torch.cat([logits for _, logits in group])),  # [R, V]
+                [row for job in jobs for row in job.rows()],
+                [place for job in jobs for place in job.places()],
                 mode=mode,
                 vocab_size=min(self.vocab_size, vocab_size),
                 head_size=self.head_size,
                 num_listed=self.num_listed,
             )
-            for job, proposal in zip(jobs, proposals, strict=True):
-                job.take(proposal)
+            begin = 0
+            for job in jobs:
+                end = begin + job.num_rows
+                job.take(proposals[begin:end])
+                begin = end
+
+    def _spread(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return logits of all ids: those that the model cannot propose get -inf."""
+        if self.draft_ids is None:
+            return logits
+        spread = logits.new_full((len(logits), self.vocab_size), -torch.inf)
+        return spread.index_copy_(1, self.draft_ids, logits)
 
 
 def _by_law(
@@ -177,6 +231,7 @@ class ModelLease:
     cache: SequenceCache
     opening: Opening
     max_length: int
+    masks: Masks
 
     @property
     def cache_length(self) -> int:
@@ -185,9 +240,9 @@ class ModelLease:
 
     async def draft(self, wanted: Wanted) -> Block:
         """Feed the ids and draw; a cancelled call keeps the rows that were computed."""
-        job = Drafting(self.cache, self.opening, wanted, self.max_length)
-        if wanted.start + len(job.known) > self.max_length:
-            return Block(path=wanted.pending or (), draft=Draft(source=NAME))
+        job = Drafting(self.cache, self.opening, wanted, self.max_length, self.masks)
+        if job.num_known > self.max_length:
+            return Block(path=wanted.pending or (), draft=Draft(source=self.masks.source))
         await self.engine.run(job)
         return job.block()
 
@@ -202,10 +257,15 @@ class ModelSource:
 
     engine: Engine
     max_length: int
-    name: str = NAME
+    masks: Masks = ONE_BY_ONE
     needs_tokenizer: bool = True
+
+    @property
+    def name(self) -> str:
+        """Name on the wire."""
+        return self.masks.source
 
     def open(self, opening: Opening) -> ModelLease:
         """Begin with an empty cache."""
         cache = self.engine.open(salt=opening.cache_salt)
-        return ModelLease(self.engine, cache, opening, self.max_length)
+        return ModelLease(self.engine, cache, opening, self.max_length, self.masks)

@@ -105,6 +105,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                 num_prompt_tokens=opening.num_prompt_tokens,
                 vocab_size=opening.vocab_size,
                 cache_salt=opening.cache_salt,
+                tokenizer_digest=opening.target.tokenizer_digest,
             )
         )
 

@@ -17,6 +17,8 @@ class Opening:
     num_prompt_tokens: int
     vocab_size: int
     cache_salt: str
+    tokenizer_digest: str = ""
+    """Of the target; empty where it did not state one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,8 +84,8 @@ class HostedModel:
         return engine_load(self.engine, num_leases)
 
 
-MakeHead = Callable[[int], Head]
-"""Builds the engine's head for a tokenizer of this many ids."""
+MakeHead = Callable[[int, LoadedModel], Head]
+"""Builds the engine's head for a tokenizer of this many ids, and a model."""
 
 
 @asynccontextmanager
@@ -102,7 +102,7 @@ async def host_model(settings: ModelSettings, make_head: MakeHead) -> AsyncItera
         files = TokenizerFiles.from_folder(folder)
         vocab_size = max(files.tokenizer().get_vocab(with_added_tokens=True).values()) + 1
         loaded = await asyncio.to_thread(_load, settings, folder)
-    engine = Engine(loaded, _engine_settings(settings), make_head(vocab_size))
+    engine = Engine(loaded, _engine_settings(settings), make_head(vocab_size, loaded))
     await asyncio.to_thread(engine.start)
     try:
         facts = _facts(settings, loaded, engine)

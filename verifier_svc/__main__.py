@@ -11,7 +11,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from outrider.distribution import HEAD_SIZE
-from outrider.hosting import host_model
+from outrider.engine import LoadedModel
+from outrider.hosting import UnusableModel, host_model
 from outrider.sampling import Mode
 from outrider.serving.metrics import serving_metrics
 from outrider.serving.process import run
@@ -31,7 +32,11 @@ SERVICE_NAMES = ("outrider.v1.VerifierService", "outrider.v1.WorkerService")
 async def open_verifier(settings: VerifierSettings) -> AsyncIterator[Register]:
     """Load the target; ready once the self-test has run real passes."""
 
-    def make_head(vocab_size: int) -> VerificationHead:
+    def make_head(vocab_size: int, loaded: LoadedModel) -> VerificationHead:
+        if loaded.draft_head is not None:
+            raise UnusableModel(
+                f"--model {settings.model}: a draft model, trained for a target; serve the target"
+            )
         return VerificationHead(vocab_size, HEAD_SIZE)
 
     async with (

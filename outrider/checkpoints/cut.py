@@ -41,7 +41,7 @@ def cut_layers(source: Path, folder: Path, *, layers: Sequence[int] | None = Non
         raise ValueError(f"layers must ascend within [0, {num_layers}), not {list(kept)}")
 
     def fill(temporary: Path) -> None:
-        text = json.dumps(_cut_config(config, kept), indent=2) + "\n"
+        text = json.dumps(cut_config(config, kept), indent=2) + "\n"
         (temporary / "config.json").write_text(text)
         _save_weights(source, temporary, kept)
         for name in TOKENIZER_FILE_NAMES:
@@ -51,7 +51,8 @@ def cut_layers(source: Path, folder: Path, *, layers: Sequence[int] | None = Non
     return make_once(folder, fill)
 
 
-def _cut_config(config: dict[str, Any], kept: tuple[int, ...]) -> dict[str, Any]:
+def cut_config(config: dict[str, Any], kept: tuple[int, ...]) -> dict[str, Any]:
+    """Return the configuration of a model that keeps these layers."""
     num_layers = config["num_hidden_layers"]
 
     def cut(value: Any) -> Any:

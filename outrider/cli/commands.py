@@ -11,6 +11,7 @@ import typer
 from rich.text import Text
 
 import outrider
+from outrider.cli import train
 from outrider.cli.demo import run_demo
 from outrider.cli.flags import Address, Device, by_flag
 from outrider.cli.generate import GenerateOptions, run_generate
@@ -32,6 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.add_typer(train.app)
 
 
 def run() -> None:

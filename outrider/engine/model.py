@@ -1,5 +1,6 @@
 """Loading a causal language model and the facts about it that others need."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -8,8 +9,22 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
+DRAFT_HEAD_KEY = "outrider_drafter"  # in config.json
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 GROWING_ROPE = ("longrope", "dynamic")  # frequencies depend on the longest position in the pass
+
+
+@dataclass(frozen=True, slots=True)
+class DraftHead:
+    """What a draft model that was trained for a target says of itself in its config.json.
+
+    ``draft_ids``: the ids that its logits stand for, ascending; empty: all. ``num_parallel``:
+    tokens that it proposes in one pass, all but the first in place of ``mask_token_id``.
+    """
+
+    draft_ids: tuple[int, ...] = ()
+    num_parallel: int = 1
+    mask_token_id: int = 0
 
 
 @dataclass(slots=True)
@@ -27,6 +42,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     device: torch.device
     dtype: torch.dtype
+    draft_head: DraftHead | None = None
 
 
 def load_model(
@@ -90,6 +106,10 @@ def wrap_model(module: Any, *, generation: GenerationConfig | None = None) -> Lo
     config = module.config
     text = config.get_text_config()
     head = module.get_output_embeddings()
+    logits_size = int(head.weight.shape[0]) if head is not None else int(text.vocab_size)
+    draft_head = _draft_head(config)
+    if draft_head is not None and draft_head.draft_ids:
+        module.set_output_embeddings(_cut_rows(head, draft_head.draft_ids))
     eos = generation.eos_token_id if generation is not None else None
     if eos is None:
         eos = getattr(text, "eos_token_id", None)
@@ -99,12 +119,34 @@ def wrap_model(module: Any, *, generation: GenerationConfig | None = None) -> Lo
         module=module,
         config=config,
         architecture=type(module).__name__,
-        logits_size=int(head.weight.shape[0]) if head is not None else int(text.vocab_size),
+        logits_size=logits_size,
         max_context_length=_max_context_length(text),
         eos_token_ids=tuple(int(i) for i in ids),
         device=parameter.device,
         dtype=parameter.dtype,
+        draft_head=draft_head,
     )
+
+
+def _draft_head(config: Any) -> DraftHead | None:
+    stated = getattr(config, DRAFT_HEAD_KEY, None)
+    if stated is None:
+        return None
+    return DraftHead(
+        draft_ids=tuple(stated["draft_ids"]),
+        num_parallel=int(stated["num_parallel"]),
+        mask_token_id=int(stated["mask_token_id"]),
+    )
+
+
+def _cut_rows(head: nn.Linear, ids: Sequence[int]) -> nn.Linear:
+    """Return a head that computes these rows only."""
+    weight = head.weight[list(ids)].clone()
+    cut = nn.Linear(weight.shape[1], len(ids), bias=head.bias is not None, device="meta")
+    cut.weight = nn.Parameter(weight, requires_grad=False)
+    if head.bias is not None:
+        cut.bias = nn.Parameter(head.bias[list(ids)].clone(), requires_grad=False)
+    return cut
 
 
 def _max_context_length(config: Any) -> int:

@@ -1,0 +1,102 @@
+"""Draft sources "ngram" and "suffix": copy what followed the same words before."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from drafter_svc.source import Block, Opening, Wanted
+from outrider.draft import Draft
+from outrider.lookup.ngram import NgramIndex
+from outrider.lookup.suffix import SaltedTexts, SharedTexts, SuffixIndex
+
+NGRAM = "ngram"
+SUFFIX = "suffix"
+
+
+class Index(Protocol):
+    """Finds continuations of a growing sequence."""
+
+    def __len__(self) -> int: ...
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Append ids."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Keep the first ids."""
+        ...
+
+    def propose(self, num_draft_tokens: int, *, after: Sequence[int] = ()) -> list[int]:
+        """Return ids that may follow."""
+        ...
+
+
+@dataclass(slots=True)
+class LookupLease:
+    """The index of one sequence's committed ids."""
+
+    index: Index
+    source: str
+
+    @property
+    def cache_length(self) -> int:
+        """All ids that were told are kept."""
+        return len(self.index)
+
+    async def draft(self, wanted: Wanted) -> Block:
+        """Propose a continuation; behind a pending draft its first id is the guess."""
+        self.index.truncate(wanted.start)
+        self.index.extend(wanted.token_ids)
+        if wanted.pending is None:
+            proposed = self.index.propose(wanted.num_draft_tokens)
+            return Block(path=(), draft=Draft(tuple(proposed), self.source))
+        ahead = self.index.propose(wanted.num_draft_tokens + 1, after=wanted.pending)
+        path = (*wanted.pending, *ahead[:1])
+        return Block(path=path, draft=Draft(tuple(ahead[1:]), self.source))
+
+    def close(self) -> None:
+        """Nothing is shared, nothing needs freeing."""
+
+
+@dataclass(slots=True)
+class SuffixLease(LookupLease):
+    """Leaves the output behind for later sequences of the same cache salt."""
+
+    index: SuffixIndex
+    shared: SharedTexts
+    num_prompt_tokens: int
+
+    def close(self) -> None:
+        """Remember the output."""
+        self.shared.add(self.index.tail(self.num_prompt_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class NgramSource:
+    """The most recent match in the sequence itself; needs no model and fits any target."""
+
+    name: str = NGRAM
+    needs_tokenizer: bool = False
+
+    def open(self, opening: Opening) -> LookupLease:
+        """Begin with an empty index."""
+        return LookupLease(NgramIndex(), self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixSource:
+    """The most frequent continuation in the sequence and in earlier outputs of its cache salt."""
+
+    texts: SaltedTexts = field(default_factory=SaltedTexts)
+    name: str = SUFFIX
+    needs_tokenizer: bool = False
+
+    def open(self, opening: Opening) -> SuffixLease:
+        """Begin with an empty index beside the outputs of the same salt.
+
+        Token ids mean something within one vocabulary only, so that belongs to the salt.
+        """
+        vocabulary = f"{opening.vocab_size}:{opening.tokenizer_digest}"
+        shared = self.texts.of(f"{vocabulary}:{opening.cache_salt}")
+        index = SuffixIndex(shared)
+        return SuffixLease(index, self.name, shared, opening.num_prompt_tokens)
