@@ -82,7 +82,14 @@ images() {
     docker image inspect "$PROMETHEUS_IMAGE" >/dev/null 2>&1 || "$here/prometheus-image.sh"
   fi
   say 'building the images'
-  compose -f "$here/compose.yaml" build --quiet orchestrator verifier drafter
+  # Not with --quiet: with that the first build by Compose 1.29 looks for its stages in a registry.
+  local log
+  log=$(mktemp)
+  compose -f "$here/compose.yaml" build orchestrator verifier drafter >"$log" 2>&1 || {
+    tail -n 40 "$log" >&2
+    exit 1
+  }
+  rm "$log"
 }
 
 trap finish EXIT
