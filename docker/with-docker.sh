@@ -75,17 +75,17 @@ images() {
     "$here/base-image.sh"
   fi
   if docker image inspect outrider-builder:bookworm >/dev/null 2>&1; then
-    export BUILDER=outrider-builder:bookworm BUILD_NETWORK=host
+    export BUILDER_IMAGE=outrider-builder:bookworm BUILD_NETWORK=host
   fi
   if ! has "$(compose -f "$here/compose.yaml" config | awk '$1 == "image:" && /prometheus/ { print $2 }')"; then
     export PROMETHEUS_IMAGE=outrider-prometheus:bookworm
     docker image inspect "$PROMETHEUS_IMAGE" >/dev/null 2>&1 || "$here/prometheus-image.sh"
   fi
   say 'building the images'
-  # Not with --quiet: with that the first build by Compose 1.29 looks for its stages in a registry.
   local log
   log=$(mktemp)
   compose -f "$here/compose.yaml" build orchestrator verifier drafter >"$log" 2>&1 || {
+    say 'the images cannot be built:'
     tail -n 40 "$log" >&2
     exit 1
   }
