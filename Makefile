@@ -13,7 +13,7 @@ PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup protos models fmt lint test statistical slow failover-soak parity compose-test images check demo \
-	up bench-overhead bench-target-only bench-acceptance gpu-check clean
+	up bench-overhead bench-target-only bench-acceptance bench-drafters gpu-check clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -101,6 +101,9 @@ bench-target-only: $(SETUP) $(STUBS) $(MODELS) ## Compare target-only decoding w
 
 bench-acceptance: $(SETUP) $(STUBS) $(MODELS) ## Measure how often draft tokens are kept, by rule
 	$(OFFLINE) $(BIN)/python -m bench.acceptance
+
+bench-drafters: $(SETUP) $(STUBS) $(MODELS) ## Measure every draft source on real questions
+	$(OFFLINE) $(BIN)/python -m bench.drafters
 
 gpu-check: $(SETUP) $(STUBS) ## Check and measure an 8B shape with random weights on this machine's GPU
 	$(OFFLINE) $(BIN)/python -m bench.gpu_check

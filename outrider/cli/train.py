@@ -1,12 +1,14 @@
-"""``outrider train``: make a drafter for a target out of what the target writes."""
+"""``outrider write`` and ``train``: a target writes, and a drafter for it is made of that."""
 
+import asyncio
 import shlex
 import sys
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -18,155 +20,38 @@ from rich.progress import (
 )
 
 from outrider.cli.render import plain_console
-from outrider.errors import InvalidField
+from outrider.errors import InvalidField, OutriderError
 
 if TYPE_CHECKING:
     from outrider.training.trainer import Progress as Trained
 
-app = typer.Typer(
-    name="train",
-    no_args_is_help=True,
-    help="Train a drafter for a target on text that the target wrote.",
-)
-
-Target = Annotated[Path, typer.Option(help="Folder of the target.", exists=True, file_okay=False)]
-Corpora = Annotated[
-    list[Path],
-    typer.Option(
-        "--corpus",
-        help="JSONL of answers that the target wrote, plain or .xz; may repeat.",
-        exists=True,
-        dir_okay=False,
-    ),
-]
-Out = Annotated[
-    Path,
-    typer.Option(help="Folder of the run; a run that is found there goes on.", file_okay=False),
-]
-Layers = Annotated[str, typer.Option(help="Layers of the target that are kept, such as 0,1,28,29.")]
-DraftVocabSize = Annotated[
-    int, typer.Option(help="Ids that can be proposed: the target's most frequent; 0: all.", min=0)
-]
-NumTokens = Annotated[
-    int, typer.Option(help="Tokens to read, prompts and repetitions included.", min=1)
-]
-TokensPerBatch = Annotated[int, typer.Option(help="Tokens of one step.", min=16)]
-LearningRate = Annotated[float, typer.Option(help="Peak of the learning rate.", min=0.0)]
-Seed = Annotated[int, typer.Option(help="Decides the order of the examples.", min=0)]
-Excluded = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--exclude",
-        help="JSONL of questions to measure on, which are never trained on; may repeat.",
-        exists=True,
-        dir_okay=False,
-    ),
-]
-MaxLength = Annotated[int, typer.Option(help="Longer examples are left out.", min=2)]
-StartFrom = Annotated[
-    Path | None,
-    typer.Option(help="Folder of a trained drafter to begin with.", exists=True, file_okay=False),
-]
-NumThreads = Annotated[int, typer.Option(help="Threads; 0 takes every core.", min=0)]
 DEFAULT_LAYERS = "0,1,2,3,28,29"  # of thirty: the first four and the last two
+DEFAULT_NUM_PARALLEL = 6
+LINE_EVERY = 50  # steps, where no bar can be drawn
 
 
-@app.command("draft-model")
-def draft_model(
-    target: Target,
-    corpus: Corpora,
-    out: Out,
-    layers: Layers = DEFAULT_LAYERS,
-    draft_vocab_size: DraftVocabSize = 8192,
-    num_tokens: NumTokens = 4_000_000,
-    tokens_per_batch: TokensPerBatch = 2048,
-    learning_rate: LearningRate = 6e-4,
-    num_frozen: Annotated[
-        int, typer.Option(help="First layers that stay as the target has them.", min=0)
-    ] = 0,
-    max_length: MaxLength = 512,
-    exclude: Excluded = None,
-    start_from: StartFrom = None,
-    seed: Seed = 0,
-    num_threads: NumThreads = 0,
-) -> None:
-    """Train a small draft model that proposes token after token."""
-    _train(
-        _Flags(
-            target,
-            tuple(corpus),
-            out,
-            layers,
-            draft_vocab_size,
-            num_tokens,
-            tokens_per_batch,
-            learning_rate,
-            num_frozen,
-            max_length,
-            tuple(exclude or ()),
-            start_from,
-            seed,
-            num_threads,
-        ),
-        num_parallel=1,
-    )
+class Kind(StrEnum):
+    """What is trained."""
 
-
-@app.command("parallel")
-def parallel(
-    target: Target,
-    corpus: Corpora,
-    out: Out,
-    num_parallel: Annotated[
-        int, typer.Option(help="Tokens that one pass proposes.", min=2, max=32)
-    ] = 6,
-    layers: Layers = DEFAULT_LAYERS,
-    draft_vocab_size: DraftVocabSize = 8192,
-    num_tokens: NumTokens = 4_000_000,
-    tokens_per_batch: TokensPerBatch = 2048,
-    learning_rate: LearningRate = 6e-4,
-    num_frozen: Annotated[
-        int, typer.Option(help="First layers that stay as the target has them.", min=0)
-    ] = 0,
-    max_length: MaxLength = 512,
-    exclude: Excluded = None,
-    start_from: StartFrom = None,
-    seed: Seed = 0,
-    num_threads: NumThreads = 0,
-) -> None:
-    """Train a small draft model that proposes several tokens in one pass (PARD)."""
-    _train(
-        _Flags(
-            target,
-            tuple(corpus),
-            out,
-            layers,
-            draft_vocab_size,
-            num_tokens,
-            tokens_per_batch,
-            learning_rate,
-            num_frozen,
-            max_length,
-            tuple(exclude or ()),
-            start_from,
-            seed,
-            num_threads,
-        ),
-        num_parallel=num_parallel,
-    )
+    DRAFT_MODEL = "draft-model"
+    PARALLEL = "parallel"
 
 
 @dataclass(frozen=True, slots=True)
-class _Flags:
+class TrainOptions:
+    """What the flags say."""
+
+    kind: Kind
     target: Path
     corpus: tuple[Path, ...]
     out: Path
     layers: str
+    num_frozen: int
+    num_parallel: int
     draft_vocab_size: int
     num_tokens: int
     tokens_per_batch: int
     learning_rate: float
-    num_frozen: int
     max_length: int
     exclude: tuple[Path, ...]
     start_from: Path | None
@@ -174,7 +59,14 @@ class _Flags:
     num_threads: int
 
 
-def _train(flags: _Flags, *, num_parallel: int) -> None:
+def run_train(flags: TrainOptions) -> None:
+    """Train to the end, from where an interrupted run stopped.
+
+    Raises: InvalidField naming a flag; RunMismatch if the folder holds another run.
+    """
+    if flags.kind is Kind.DRAFT_MODEL and flags.num_parallel:
+        raise InvalidField("--num-parallel", "is for the kind parallel; a draft model draws one")
+    layers = read_layers(flags.layers)
     # Imported late: only this command needs torch in the process of the command line.
     import torch
 
@@ -184,12 +76,15 @@ def _train(flags: _Flags, *, num_parallel: int) -> None:
 
     if flags.num_threads:
         torch.set_num_threads(flags.num_threads)
+    num_parallel = flags.num_parallel or DEFAULT_NUM_PARALLEL
     options = RunOptions(
         target=flags.target,
         corpus=flags.corpus,
         folder=flags.out,
         shape=DraftModelShape(
-            read_layers(flags.layers), num_parallel=num_parallel, num_frozen=flags.num_frozen
+            layers,
+            num_parallel=1 if flags.kind is Kind.DRAFT_MODEL else num_parallel,
+            num_frozen=flags.num_frozen,
         ),
         draft_vocab_size=flags.draft_vocab_size,
         settings=TrainSettings(
@@ -204,17 +99,12 @@ def _train(flags: _Flags, *, num_parallel: int) -> None:
         command=shlex.join(["outrider", *sys.argv[1:]]),
     )
     console = plain_console()
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[facts]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
+    bar = _bar(console)
     told = Told(bar)
-    prepared = prepare_run(options, told)
+    try:
+        prepared = prepare_run(options, told)
+    except (OSError, ValueError) as error:
+        raise OutriderError(str(error)) from error
     corpus = prepared.corpus
     console.print(
         f"{len(corpus.training):,} examples, {len(corpus.held_out):,} held out, "
@@ -227,16 +117,86 @@ def _train(flags: _Flags, *, num_parallel: int) -> None:
     console.print(str(finish_run(prepared, options)), soft_wrap=True)
 
 
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What the flags say."""
+
+    target: Path
+    out: Path
+    num_examples: int
+    prompts: Path | None
+    max_answer_tokens: int
+    num_together: int
+    seed: int
+    dtype: str
+    device: str
+
+
+def run_write(flags: WriteOptions) -> None:
+    """Let the target write a corpus.
+
+    Raises: InvalidField naming a flag or a line of the prompts; OutriderError for unusable models.
+    """
+    from outrider.training.corpus import read_user_messages
+    from outrider.training.writing import Writer, WritingOptions
+
+    messages = () if flags.prompts is None else tuple(read_user_messages(flags.prompts))
+    if flags.prompts is not None and not messages:
+        raise InvalidField("--prompts", f"{flags.prompts} holds no messages")
+    options = WritingOptions(
+        target=flags.target,
+        out=flags.out,
+        num_examples=flags.num_examples,
+        messages=messages,
+        max_answer_tokens=flags.max_answer_tokens,
+        num_together=flags.num_together,
+        seed=flags.seed,
+        dtype=flags.dtype,
+        device=flags.device,
+    )
+    console = plain_console()
+    bar = _bar(console)
+    with bar:
+        task = bar.add_task("writing", total=flags.num_examples, facts="")
+
+        def told(num_written: int) -> None:
+            bar.update(task, completed=num_written)
+            if bar.disable:
+                console.print(f"{num_written:,} of {flags.num_examples:,} examples")
+
+        try:
+            num_written = asyncio.run(Writer(options, told).run())
+        except (OSError, ValueError) as error:
+            raise OutriderError(str(error)) from error
+    console.print(f"{flags.out}: {num_written:,} examples", soft_wrap=True)
+
+
+def _bar(console: Console) -> Progress:
+    """Return a progress bar, silent where it could not be drawn."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[facts]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
 @dataclass(slots=True)
 class Told:
     """Shows a run on a progress bar; a line of its own for every measure."""
 
     bar: Progress
     num_measures: int = 0
+    num_steps: int = 0
     _task: TaskID = field(init=False)
 
     def begin(self, num_steps: int) -> None:
         """Show an empty bar."""
+        self.num_steps = num_steps
         self._task = self.bar.add_task("training", total=num_steps, facts="")
 
     def __call__(self, progress: "Trained") -> None:
@@ -245,6 +205,8 @@ class Told:
         speed = progress.num_tokens / max(progress.train_s, 1e-9)
         facts = f"loss {sum(recent) / len(recent):.3f}  {speed:,.0f} tokens/s"
         self.bar.update(self._task, completed=progress.step, facts=facts)
+        if self.bar.disable and progress.step % LINE_EVERY == 0:
+            self.bar.console.print(f"step {progress.step:,} of {self.num_steps:,}  {facts}")
         for each in progress.measures[self.num_measures :]:
             self.bar.console.print(
                 f"{each.num_tokens:>10,} tokens: loss {each.loss:.3f}, agreement "

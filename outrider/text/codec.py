@@ -52,7 +52,10 @@ class TextCodec:
         Raises: InvalidField as ``render_chat`` does.
         """
         # The template has written the special tokens itself; adding them again would double BOS.
-        text = self.render_chat(messages)
+        return self.encode_plain(self.render_chat(messages))
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the ids of a text without adding any; special tokens in it are recognised."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

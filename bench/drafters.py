@@ -1,0 +1,262 @@
+"""What every draft source saves on real questions, beside target-only in the same run.
+
+``python -m bench.drafters``: SmolLM2-135M-Instruct with its trained drafter, questions spread over
+all categories, 96 new tokens, EOS honoured, one stream, greedy and temperature 0.8 (coupled).
+Sources take turns question by question, so that a machine's moods meet all of them alike.
+"""
+
+import argparse
+import asyncio
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.questions import Question, load_questions
+from bench.report import print_table, write_report
+from outrider.checkpoints import prepare
+from outrider.cli.pairing import wait_paired
+from outrider.cli.stack import StackOptions, run_stack
+from outrider.client import Client, generate_request
+from outrider.sampling import SamplingParams
+from outrider.v1 import generation_pb2 as pb
+
+TARGET_ONLY = "target-only"
+COPYING = ("summarization", "rag")  # categories whose answers repeat much of the question
+TEMPERATURES = (0.0, 0.8)
+MAX_DRAFT_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A draft source and how many tokens it drafts."""
+
+    source: str
+    num_draft_tokens: int = 0
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        return (
+            f"{self.source}, K = {self.num_draft_tokens}" if self.num_draft_tokens else self.source
+        )
+
+    @property
+    def is_trained(self) -> bool:
+        """True for a trained model by itself."""
+        return self.source in ("model", "parallel")
+
+
+CONTESTANTS = (
+    Contestant(TARGET_ONLY),
+    Contestant("ngram", 8),
+    Contestant("suffix", 8),
+    Contestant("model", 4),
+    Contestant("model", 8),
+    Contestant("parallel", 6),
+    Contestant("suffix+model", 8),
+    Contestant("suffix+parallel", 8),
+)
+
+
+@dataclass(slots=True)
+class Score:
+    """Receipts of one contestant at one temperature, added up."""
+
+    receipts: list[tuple[str, pb.Receipt, int]] = field(default_factory=list)
+    """Category, receipt, completion tokens."""
+
+    def add(self, category: str, receipt: pb.Receipt, num_tokens: int) -> None:
+        """Take an answer in."""
+        self.receipts.append((category, receipt, num_tokens))
+
+    def mean_acceptance_length(self, categories: Iterable[str] = ()) -> float:
+        """Tokens per target pass after the first, cycles without a draft included."""
+        wanted = set(categories)
+        some = [
+            (receipt, num) for name, receipt, num in self.receipts if not wanted or name in wanted
+        ]
+        num_passes = sum(receipt.num_target_passes - 1 for receipt, _ in some)
+        return sum(num - 1 for _, num in some) / max(num_passes, 1)
+
+    @property
+    def accepted_by_position(self) -> list[float]:
+        """Share of the drafts of which at least so many tokens were kept; 1, 2, 3, ..."""
+        counts = [0] * (MAX_DRAFT_TOKENS + 1)
+        for _, receipt, _ in self.receipts:
+            for length, count in enumerate(receipt.acceptance_histogram):
+                counts[length] += count
+        total = max(sum(counts), 1)
+        return [sum(counts[length:]) / total for length in range(1, MAX_DRAFT_TOKENS + 1)]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens after the first over the time after the first."""
+        total_s = sum(r.total_ms - r.ttft_ms for _, r, _ in self.receipts) / 1e3
+        return sum(num - 1 for _, _, num in self.receipts) / max(total_s, 1e-9)
+
+    def per_pass(self, name: str) -> float:
+        """Return a time of the receipts per target pass, in ms."""
+        num_passes = sum(receipt.num_target_passes for _, receipt, _ in self.receipts)
+        total = sum(float(getattr(receipt, name)) for _, receipt, _ in self.receipts)
+        return total / max(num_passes, 1)
+
+
+Scores = dict[tuple[Contestant, float], Score]
+
+
+async def answer(
+    client: Client,
+    question: Question,
+    contestant: Contestant,
+    temperature: float,
+    num_tokens: int,
+    salt: str,
+) -> tuple[pb.Receipt, list[int]]:
+    """Let one contestant answer one question, with nothing cached."""
+    sampling = SamplingParams(temperature=temperature, max_tokens=num_tokens, seed=7)
+    if contestant.num_draft_tokens:
+        request = generate_request(
+            [("user", question.text)],
+            sampling,
+            sources=[contestant.source],
+            num_draft_tokens=contestant.num_draft_tokens,
+            cache_salt=salt,
+        )
+    else:
+        request = generate_request(
+            [("user", question.text)], sampling, target_only=True, cache_salt=salt
+        )
+    output = await client.generate(request, timeout_s=600)
+    return output.complete.receipt, list(output.token_ids)
+
+
+async def run(options: argparse.Namespace) -> None:
+    """Measure and report."""
+    prepared = prepare()
+    target, draft = prepared.target, options.draft or prepared.draft
+    questions = load_questions(options.questions)
+    contestants = [c for c in CONTESTANTS if not options.sources or c.source in options.sources]
+    if CONTESTANTS[0] not in contestants:
+        contestants.insert(0, CONTESTANTS[0])
+    scores: Scores = {(c, t): Score() for c in contestants for t in TEMPERATURES}
+    num_different = 0
+    stack_options = StackOptions(
+        verifier_flags=[("--model", str(target))],
+        drafter_flags=[("--model", str(draft))],
+        orchestrator_flags=(
+            "--draft-wait-ms",
+            str(options.draft_wait_ms),
+            "--no-lookup-on-miss",
+            "--max-draft-tokens",
+            str(MAX_DRAFT_TOKENS),
+        ),
+    )
+    async with run_stack(stack_options) as stack, Client(stack.orchestrator.address) as client:
+        workers = await wait_paired(client)
+        offered = {source for worker in workers for source in worker.sources} | {TARGET_ONLY}
+        contestants = [c for c in contestants if c.source in offered]
+        for number, question in enumerate(questions):
+            for temperature in TEMPERATURES:
+                expected: list[int] | None = None
+                for contestant in contestants:
+                    # Later questions may profit from earlier answers, sources not from each other.
+                    salt = f"{contestant.name} {temperature}"
+                    receipt, ids = await answer(
+                        client, question, contestant, temperature, options.tokens, salt
+                    )
+                    scores[contestant, temperature].add(question.category, receipt, len(ids))
+                    expected = ids if expected is None else expected
+                    num_different += ids != expected
+            print(f"{number + 1} of {len(questions)}", flush=True)
+    report(contestants, scores, questions, num_different, options)
+
+
+def report(
+    contestants: Sequence[Contestant],
+    scores: Scores,
+    questions: Sequence[Question],
+    num_different: int,
+    options: argparse.Namespace,
+) -> None:
+    """Print tables and write the JSON file."""
+    details: dict[str, object] = {"questions": len(questions), "different_outputs": num_different}
+    speedups: dict[float, dict[Contestant, float]] = {}
+    for temperature in TEMPERATURES:
+        alone = scores[contestants[0], temperature]
+        rows = []
+        speedups[temperature] = {}
+        for each in contestants:
+            score = scores[each, temperature]
+            speedup = score.tokens_per_s / alone.tokens_per_s
+            speedups[temperature][each] = speedup
+            positions = score.accepted_by_position[: each.num_draft_tokens]
+            rows.append(
+                (
+                    each.name,
+                    f"{score.mean_acceptance_length():.2f}",
+                    f"{score.mean_acceptance_length(COPYING):.2f}",
+                    " ".join(f"{share:.2f}" for share in positions[:6]),
+                    f"{score.per_pass('draft_ms'):.1f}",
+                    f"{score.per_pass('verify_ms'):.1f}",
+                    f"{score.tokens_per_s:.1f}",
+                    f"{speedup:.2f}",
+                )
+            )
+            details[f"{each.name}, temperature {temperature}"] = {
+                "mean_acceptance_length": score.mean_acceptance_length(),
+                "mean_acceptance_length_by_category": {
+                    name: score.mean_acceptance_length([name])
+                    for name in sorted({question.category for question in questions})
+                },
+                "accepted_by_position": positions,
+                "draft_wait_ms_per_pass": score.per_pass("draft_ms"),
+                "verify_ms_per_pass": score.per_pass("verify_ms"),
+                "tokens_per_s": score.tokens_per_s,
+                "speedup": speedup,
+            }
+        title = (
+            f"temperature {temperature}: {len(questions)} questions, {options.tokens} tokens; "
+            "tokens per target pass"
+        )
+        headers = (
+            "source",
+            "all",
+            "copying",
+            "kept 1, 2, ...",
+            "wait ms",
+            "verify ms",
+            "tok/s",
+            "x",
+        )
+        print_table(title, headers, rows)
+    lengths = {each: scores[each, 0.0].mean_acceptance_length() for each in contestants}
+    lookups = [c for c in contestants if c.source in ("ngram", "suffix")]
+    summary = {
+        "best_mal_greedy": max(lengths.values()),
+        "trained_mal_greedy": max((v for c, v in lengths.items() if c.is_trained), default=0.0),
+        "lookup_mal_summarization_rag": max(
+            (scores[c, 0.0].mean_acceptance_length(COPYING) for c in lookups), default=0.0
+        ),
+        "best_speedup_greedy": max(speedups[0.0].values()),
+        "best_speedup_t08": max(speedups[0.8].values()),
+    }
+    if num_different:
+        print(f"{num_different} outputs differ from target-only")
+    print(write_report("drafters", summary, details))
+
+
+def main() -> None:
+    """Parse flags and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    full = os.environ.get("FULL") == "1"
+    parser.add_argument("--questions", type=int, default=120 if full else 24)
+    parser.add_argument("--tokens", type=int, default=96, help="longest answer")
+    parser.add_argument("--sources", nargs="+", default=[], help="by default all")
+    parser.add_argument("--draft", type=Path, default=None, help="another draft model")
+    parser.add_argument("--draft-wait-ms", type=float, default=1000.0)
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
