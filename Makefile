@@ -80,7 +80,7 @@ parity: $(SETUP) $(STUBS) $(MODELS) ## Compare many long outputs with transforme
 	$(PYTEST) -m parity --timeout 1800
 
 compose-test: $(SETUP) $(STUBS) $(MODELS) ## Build the images and test the services in containers
-	docker/with-docker.sh $(PYTEST) -m compose --timeout 420 tests/compose
+	docker/with-docker.sh env $(PYTEST) -m compose --timeout 420 tests/compose
 
 images: ## Build the images of the three services
 	docker/with-docker.sh true
