@@ -109,7 +109,7 @@ class SleepingEngine:
         await sleep_exactly(self.compute_s)
         target = [token_at(job.base + row) for row in range(len(job.draft_token_ids) + 1)]
         accepted = num_accepted(job.draft_token_ids, target)
-        job.decision = Decision(accepted, target[accepted], 1.0)
+        job.decision = Decision(tuple(range(accepted)), target[accepted], 1.0)
         job.cache.committed_length = job.base + accepted
         job.finished = SimpleNamespace(  # type: ignore[assignment]
             cached_tokens=0,
@@ -148,6 +148,7 @@ class SleepingSource:
 
     compute_s: float
     name: str = "model"
+    num_continuations: int = 0
     needs_tokenizer: bool = True
 
     def open(self, opening: Opening) -> SleepingLease:

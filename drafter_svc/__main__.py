@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from drafter_svc.chain import ChainedSource
 from drafter_svc.lookup import NgramSource, SuffixSource
 from drafter_svc.model import DraftingHead, Masks, ModelSource
+from drafter_svc.recycling import RecyclingSource
 from drafter_svc.servicer import DrafterServicer
 from drafter_svc.settings import DrafterSettings
 from drafter_svc.source import Source
@@ -23,6 +24,7 @@ from outrider.distribution import HEAD_SIZE
 from outrider.engine import LoadedModel
 from outrider.hosting import HostedModel, host_model
 from outrider.identity import IdentityDigests, ModelIdentity, Numerics
+from outrider.lookup.recycling import SaltedTables
 from outrider.sampling import Mode
 from outrider.serving.metrics import serving_metrics
 from outrider.serving.process import run
@@ -38,8 +40,9 @@ SERVICE_NAMES = ("outrider.v1.DrafterService", "outrider.v1.WorkerService")
 @asynccontextmanager
 async def open_drafter(settings: DrafterSettings) -> AsyncIterator[Register]:
     """Load the draft model where there is one; lookup is always offered."""
-    suffix = SuffixSource()
-    lookups: list[Source] = [NgramSource(), suffix]
+    suffix, tables = SuffixSource(), SaltedTables()
+    recycling = (RecyclingSource(tables), RecyclingSource(tables, suffix))
+    lookups: list[Source] = [NgramSource(), suffix, *recycling]
 
     def make_head(vocab_size: int, loaded: LoadedModel) -> DraftingHead:
         ids = () if loaded.draft_head is None else loaded.draft_head.draft_ids

@@ -60,6 +60,11 @@ class ChainedSource:
         return f"{self.lookup.name}+{self.model.name}"
 
     @property
+    def num_continuations(self) -> int:
+        """As the model does."""
+        return self.model.num_continuations
+
+    @property
     def needs_tokenizer(self) -> bool:
         """As the model does."""
         return self.model.needs_tokenizer

@@ -77,6 +77,7 @@ class NgramSource:
 
     name: str = NGRAM
     needs_tokenizer: bool = False
+    num_continuations: int = 0
 
     def open(self, opening: Opening) -> LookupLease:
         """Begin with an empty index."""
@@ -90,13 +91,10 @@ class SuffixSource:
     texts: SaltedTexts = field(default_factory=SaltedTexts)
     name: str = SUFFIX
     needs_tokenizer: bool = False
+    num_continuations: int = 0
 
     def open(self, opening: Opening) -> SuffixLease:
-        """Begin with an empty index beside the outputs of the same salt.
-
-        Token ids mean something within one vocabulary only, so that belongs to the salt.
-        """
-        vocabulary = f"{opening.vocab_size}:{opening.tokenizer_digest}"
-        shared = self.texts.of(f"{vocabulary}:{opening.cache_salt}")
+        """Begin with an empty index beside the outputs of the same salt."""
+        shared = self.texts.of(opening.salt)
         index = SuffixIndex(shared)
         return SuffixLease(index, self.name, shared, opening.num_prompt_tokens)

@@ -259,6 +259,7 @@ class ModelSource:
     max_length: int
     masks: Masks = ONE_BY_ONE
     needs_tokenizer: bool = True
+    num_continuations: int = 0
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from drafter_svc.source import Block, Opening, Source, SourceLease, Wanted
+from outrider.continuations import Continuations
 from outrider.draft import NO_DRAFT
 from outrider.engine import CacheTooShort
 from outrider.errors import IdentityMismatch, InvalidField, ResourceExhausted
@@ -39,7 +40,9 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         source, lease = self._open(await first_message(request_iterator))
         try:
             opened = drafter_pb2.DraftOpened(
-                source=source.name, incarnation=self.identity.incarnation
+                source=source.name,
+                incarnation=self.identity.incarnation,
+                num_continuations=source.num_continuations,
             )
             await context.write(drafter_pb2.DraftResponse(opened=opened))
             async with asyncio.TaskGroup() as group:
@@ -154,6 +157,11 @@ def _wanted(advance: drafter_pb2.Advance) -> Wanted:
         pending=pending,
         num_draft_tokens=advance.max_draft_tokens,
         for_cycle=advance.for_cycle,
+        continuations=tuple(
+            read
+            for each in advance.continuations
+            if (read := Continuations.from_proto(each)) is not None
+        ),
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.continuations import Continuations
 from outrider.draft import Draft
 from outrider.sampling import Mode, SamplingParams
 
@@ -20,6 +21,14 @@ class Opening:
     tokenizer_digest: str = ""
     """Of the target; empty where it did not state one."""
 
+    @property
+    def salt(self) -> str:
+        """What is remembered of other sequences is shared under the same one only.
+
+        Token ids mean something within one vocabulary, so that belongs to it.
+        """
+        return f"{self.vocab_size}:{self.tokenizer_digest}:{self.cache_salt}"
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -34,6 +43,8 @@ class Wanted:
     pending: tuple[int, ...] | None
     num_draft_tokens: int
     for_cycle: int = 0
+    continuations: tuple[Continuations, ...] = ()
+    """What the target said since the last advance, where the source asked for it."""
 
     @property
     def base(self) -> int:
@@ -81,6 +92,11 @@ class Source(Protocol):
     @property
     def needs_tokenizer(self) -> bool:
         """True where drafts make sense only with the tokenizer that the drafter loaded."""
+        ...
+
+    @property
+    def num_continuations(self) -> int:
+        """Most likely ids of every verified row that the source learns from; 0: none."""
         ...
 
     def open(self, opening: Opening) -> SourceLease:

@@ -32,8 +32,11 @@ class Verification(Protocol):
     Moves to another equal verifier by itself when one is lost.
     """
 
-    async def send(self, sequence: Sequence, draft: Draft) -> None:
-        """Send the step of the present cycle."""
+    async def send(self, sequence: Sequence, draft: Draft, num_continuations: int) -> None:
+        """Send the step of the present cycle.
+
+        ``num_continuations``: most likely ids of every verified row that the drafter wants.
+        """
         ...
 
     async def verdict(self, sequence: Sequence, draft: Draft) -> Verdict:
@@ -54,7 +57,7 @@ async def decode(
     """
     while not sequence.is_finished:
         draft = await drafting.draft_for(sequence)
-        await verification.send(sequence, draft)
+        await verification.send(sequence, draft, drafting.num_continuations)
         await drafting.prepare_next(sequence, draft)
         verdict = await verification.verdict(sequence, draft)
         drafting.learn(draft, verdict)

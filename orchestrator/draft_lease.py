@@ -13,11 +13,13 @@ from orchestrator.patience import Patience
 from orchestrator.request import Request
 from orchestrator.sequence import Sequence
 from orchestrator.worker import Worker
+from outrider.continuations import MAX_CONTINUATIONS
 from outrider.draft import Draft
 from outrider.sampling import Mode, drafter_key
 from outrider.serving.request_id import request_id_metadata
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
+MAX_TAUGHT = 8  # verdicts whose continuations wait for the next advance; older ones are dropped
 WRITE_TIMEOUT_S = 1.0  # a drafter that does not read must not hold up the verification
 
 
@@ -49,6 +51,9 @@ class GrpcDraftLease:
     ledger: KVLedger = field(default_factory=KVLedger)
     asked: Asked | None = None
     num_advances: int = 0
+    num_continuations: int = 0
+    """Ids per verified row that the drafter learns from, once it has said so."""
+    taught: list[common_pb2.Continuations] = field(default_factory=list)
     lost_reason: str = ""
     reader: "asyncio.Task[None] | None" = None
 
@@ -100,6 +105,11 @@ class GrpcDraftLease:
         else:
             self.worker.fail(failure, self.clock())
 
+    def teach(self, continuations: common_pb2.Continuations) -> None:
+        """Hand on what the target said, with the next advance."""
+        if self.num_continuations:
+            self.taught = [*self.taught, continuations][-MAX_TAUGHT:]
+
     @property
     def num_heals(self) -> int:
         """Times that the drafter's KV was not what the ledger expected."""
@@ -127,7 +137,9 @@ class GrpcDraftLease:
             pending=None if pending is None else common_pb2.Draft(token_ids=pending.token_ids),
             max_draft_tokens=num_tokens,
             for_cycle=for_cycle or 0,
+            continuations=self.taught,
         )
+        self.taught.clear()
         pending_ids = None if pending is None else pending.token_ids
         self.asked = Asked(self.num_advances, len(sequence), pending_ids, for_cycle)
         self.num_advances += 1
@@ -157,6 +169,10 @@ class GrpcDraftLease:
                 if kind == "opened" and not self._knows(response.opened.incarnation):
                     self.call.cancel()
                     return self._lose("drafter_restarted")
+                if kind == "opened":
+                    self.num_continuations = min(
+                        response.opened.num_continuations, MAX_CONTINUATIONS
+                    )
                 if kind == "block":
                     self._post(response.block)
                 elif kind == "context_needed":

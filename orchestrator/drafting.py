@@ -6,7 +6,7 @@ The board, a drafter that is still at work, lookup, or nowhere.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from orchestrator.board import DraftBoard
 from orchestrator.patience import Patience
@@ -62,6 +62,15 @@ class DraftLease(Protocol):
         """Tell what came of a draft: nothing wrong, or what was."""
         ...
 
+    @property
+    def num_continuations(self) -> int:
+        """Most likely ids of every verified row that the drafter learns from; 0: none."""
+        ...
+
+    def teach(self, continuations: Any) -> None:
+        """Hand on what the target said, with the next advance."""
+        ...
+
     def close(self) -> None:
         """End the stream."""
         ...
@@ -107,6 +116,8 @@ class Drafting:
             draft = self._look_up(sequence, num_tokens)
         if not draft:
             return self._none(self._why_none(sequence))
+        if self.plan.num_traced_ids:
+            draft = draft.first_path()  # a trace follows one chain
         if self.plan.uses_drafts_whole and len(draft) > num_tokens:
             self.board.discard(draft)
             return self._none("draft_too_long")
@@ -114,18 +125,26 @@ class Drafting:
         return draft.head(num_tokens)
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
-        """Let the drafter answer for its drafts; lookup answers to nobody."""
+        """Let the drafter answer for its drafts, and learn; lookup answers to nobody."""
+        if self.lease is not None and verdict.continuations is not None:
+            self.lease.teach(verdict.continuations)
         if self.lease is not None and draft and draft.source != LOOKUP_SOURCE:
             invalid = verdict.invalid_draft
             self.lease.judge(f"invalid draft: {invalid}" if invalid else None)
 
+    @property
+    def num_continuations(self) -> int:
+        """Most likely ids of every verified row that the drafter wants to learn from."""
+        return 0 if self.lease is None else self.lease.num_continuations
+
     async def prepare_next(self, sequence: Sequence, pending: Draft) -> None:
         """Let the drafter work on what follows while ``pending`` is being verified."""
         wanted = self.plan.num_draft_tokens(sequence.cycle + 1)
-        num_tokens = min(wanted, sequence.num_remaining - len(pending) - 2)
+        chain = pending.first_path()  # of a tree the drafter goes on behind its likeliest path
+        num_tokens = min(wanted, sequence.num_remaining - len(chain) - 2)
         lease = self._current_lease()
         if num_tokens > 0 and lease is not None:
-            await lease.advance(sequence, pending, num_tokens)
+            await lease.advance(sequence, chain, num_tokens)
 
     def close(self) -> None:
         """End the drafter's lease and count what was never used."""

@@ -21,7 +21,8 @@ class Verdict:
     Units: times in milliseconds.
     """
 
-    num_accepted: int
+    accepted_nodes: tuple[int, ...]
+    """Indices of the accepted draft tokens, a path of the draft from its beginning."""
     next_token_id: int
     next_origin: Origin
     invalid_draft: str
@@ -33,6 +34,14 @@ class Verdict:
     margin: float
     trace: Any = None
     """What decided, as the verifier told it; passed on to the client as it is. None: not asked."""
+
+    continuations: Any = None
+    """What the target said of the verified rows, for the drafter; passed on as it is."""
+
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens that were kept."""
+        return len(self.accepted_nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +55,7 @@ class CommittedToken:
 def committed_tokens(draft: tuple[int, ...], verdict: Verdict) -> list[CommittedToken]:
     """Return what the verdict commits.
 
-    The accepted prefix of the draft and the target's own token.
+    The accepted tokens of the draft and the target's own token.
     """
-    accepted = draft[: verdict.num_accepted]
-    tokens = [CommittedToken(token_id, Origin.ACCEPTED) for token_id in accepted]
+    tokens = [CommittedToken(draft[node], Origin.ACCEPTED) for node in verdict.accepted_nodes]
     return [*tokens, CommittedToken(verdict.next_token_id, verdict.next_origin)]

@@ -44,19 +44,22 @@ class LeasedVerification:
     worker: Worker | None = None
     lease: VerifyLease | None = None
     num_heals: int = 0
+    num_continuations: int = 0
+    """Asked for in the present step."""
     _failed: dict[Life, Loss] = field(default_factory=dict)
 
-    async def send(self, sequence: Sequence, draft: Draft) -> None:
+    async def send(self, sequence: Sequence, draft: Draft, num_continuations: int = 0) -> None:
         """Send the step, opening a lease first where there is none.
 
         Raises: Unavailable if no equal verifier is left.
         """
+        self.num_continuations = num_continuations
         while True:
             if self.lease is None:
                 self._open(sequence)
             assert self.lease is not None
             try:
-                return await self.lease.send(sequence, draft)
+                return await self.lease.send(sequence, draft, num_continuations)
             except VerifierLost as lost:
                 self._lose(sequence, lost)
 
@@ -68,13 +71,13 @@ class LeasedVerification:
         while True:
             assert self.lease is not None
             try:
-                verdict = await self.lease.verdict(sequence, draft)
+                verdict = await self.lease.verdict(sequence, draft, self.num_continuations)
                 assert self.worker is not None
                 self.worker.succeed()
                 return verdict
             except VerifierLost as lost:
                 self._lose(sequence, lost)
-                await self.send(sequence, draft)
+                await self.send(sequence, draft, self.num_continuations)
 
     def close(self) -> None:
         """End the lease."""

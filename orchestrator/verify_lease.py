@@ -108,7 +108,7 @@ class VerifyLease:
             request.plan.num_traced_ids,
         )
 
-    async def send(self, sequence: Sequence, draft: Draft) -> None:
+    async def send(self, sequence: Sequence, draft: Draft, num_continuations: int = 0) -> None:
         """Send the step of the present cycle with the ids that the verifier lacks."""
         start = min(self.ledger.cache_length, len(sequence) - 1)
         step = verifier_pb2.Step(
@@ -117,6 +117,7 @@ class VerifyLease:
             token_ids=sequence.token_ids[start:],
             prefix_digest=sequence.digest.digest(start),
             top_ids=self.num_traced_ids,
+            num_continuations=num_continuations,
         )
         if draft:
             step.draft.CopyFrom(draft.to_proto())
@@ -137,7 +138,9 @@ class VerifyLease:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise await self._lost(error) from None
 
-    async def verdict(self, sequence: Sequence, draft: Draft) -> Verdict:
+    async def verdict(
+        self, sequence: Sequence, draft: Draft, num_continuations: int = 0
+    ) -> Verdict:
         """Return the verdict of the step that was sent, giving the verifier the context it asks
         for."""
         for _ in range(MAX_RESENDS):
@@ -145,7 +148,7 @@ class VerifyLease:
             if response.WhichOneof("kind") == "verdict":
                 return self._accept(sequence, draft, response.verdict)
             self.ledger.lower(response.context_needed.have_length)
-            await self.send(sequence, draft)
+            await self.send(sequence, draft, num_continuations)
         raise VerifierLost("verifier asked for context again and again")
 
     def close(self) -> None:
@@ -184,15 +187,14 @@ class VerifyLease:
     def _accept(self, sequence: Sequence, draft: Draft, verdict: verifier_pb2.Verdict) -> Verdict:
         elapsed_s = time.monotonic() - self.sent_at
         self.step_time.observe(self.num_sent - verdict.cached_tokens, elapsed_s)
-        num_accepted = len(verdict.accepted_nodes)
-        chain = list(verdict.accepted_nodes) == list(range(num_accepted))
+        nodes = tuple(verdict.accepted_nodes)
         origin = ORIGINS.get(verdict.next_token_kind)
-        if not chain or num_accepted > len(draft) or origin is None:
+        if not draft.has_path(nodes) or origin is None:
             raise VerifierLost("verifier sent a verdict that does not fit the draft")
-        self.ledger.expect(len(sequence) + num_accepted)
+        self.ledger.expect(len(sequence) + len(nodes))
         self.ledger.observe(verdict.cache_length)
         return Verdict(
-            num_accepted=num_accepted,
+            accepted_nodes=nodes,
             next_token_id=verdict.next_token_id,
             next_origin=origin,
             invalid_draft=verdict.invalid_draft,
@@ -203,6 +205,7 @@ class VerifyLease:
             round_trip_ms=elapsed_s * 1e3,
             margin=verdict.min_decision_margin,
             trace=verdict.trace if verdict.HasField("trace") else None,
+            continuations=verdict.continuations if verdict.HasField("continuations") else None,
         )
 
     async def _lost(self, error: BaseException | None) -> VerifierLost:

@@ -5,12 +5,12 @@ accepting while they are equal is exact for every draft, however it was made. In
 probabilities decide (``outrider.ratio``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from outrider import coupling, distribution, ratio
+from outrider import coupling, distribution, ratio, tree
 from outrider.distribution import HEAD_SIZE, RowSampling
 from outrider.proposed import Proposed
 from outrider.ratio import Chain
@@ -19,11 +19,14 @@ from outrider.sampling import AcceptanceRule, Mode
 
 @dataclass(frozen=True, slots=True)
 class ChainRequest:
-    """One sequence's rows in a pass: a chain of K draft tokens is judged by K + 1 rows."""
+    """One sequence's rows in a pass: K draft tokens are judged by K + 1 rows.
+
+    Row 0 follows the last committed token, row i + 1 draft token i.
+    """
 
     proposed: Proposed
     rows: tuple[RowSampling, ...]
-    """[K + 1]; row i processes the logits of position base_position + i."""
+    """[K + 1]; how the logits of each row are processed."""
     mode: Mode
     key: int
     base_position: int
@@ -38,6 +41,11 @@ class ChainRequest:
         """The K draft tokens."""
         return self.proposed.token_ids
 
+    @property
+    def positions(self) -> list[int]:
+        """Absolute positions of the tokens that the rows draw."""
+        return [self.base_position + depth for depth in self.proposed.row_depths]
+
     def chain(self) -> Chain:
         """Return what RATIO needs to know."""
         return Chain(self.proposed, self.rule, self.key, self.base_position, self.cycle)
@@ -45,13 +53,36 @@ class ChainRequest:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is committed: the first ``num_accepted`` draft tokens, then ``next_token_id``."""
+    """What is committed: the accepted draft tokens, by their indices, then ``next_token_id``."""
 
-    num_accepted: int
+    accepted_nodes: tuple[int, ...]
     next_token_id: int
     min_margin: float
     """Smallest lead of a winner among the rows that decided, in RATIO smallest distance of a
     uniform from its threshold: what a change must exceed to matter."""
+
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens that are kept."""
+        return len(self.accepted_nodes)
+
+
+def accepted_path(proposed: Proposed, target_token_ids: Sequence[int]) -> tuple[int, ...]:
+    """Return the draft tokens that are what the target says where they stand.
+
+    Shapes: target_token_ids [K + 1], one for each row.
+    """
+    if not proposed.parents:
+        return tuple(range(num_accepted(proposed.token_ids, target_token_ids)))
+    below, row = tree.children(proposed.parents), 0
+    path: list[int] = []
+    while True:
+        said = target_token_ids[row]
+        node = next((n for n in below[row] if proposed.token_ids[n] == said), None)
+        if node is None:
+            return tuple(path)
+        path.append(node)
+        row = node + 1
 
 
 def num_accepted(draft_token_ids: Sequence[int], target_token_ids: Sequence[int]) -> int:
@@ -102,12 +133,10 @@ def verify_batch(
     if starts[-1] != len(logits):
         raise ValueError(f"{starts[-1]} rows for {len(logits)} rows of logits")
     decisions: dict[int, Decision] = {}
-    for verify, group in (
-        (_verify_fixed, [i for i, each in enumerate(requests) if each.mode is not Mode.RATIO]),
-        (_verify_ratio, [i for i, each in enumerate(requests) if each.mode is Mode.RATIO]),
-    ):
-        if not group:
-            continue
+    groups: dict[Verify, list[int]] = {}
+    for index, request in enumerate(requests):
+        groups.setdefault(_way(request), []).append(index)
+    for verify, group in groups.items():
         part = logits
         if len(group) < len(requests):
             part = torch.cat([logits[starts[i] : starts[i + 1]] for i in group])
@@ -118,6 +147,16 @@ def verify_batch(
     return [decisions[i] for i in range(len(requests))]
 
 
+Verify = Callable[..., list[Decision]]
+
+
+def _way(request: ChainRequest) -> Verify:
+    """Return what decides a request."""
+    if request.mode is not Mode.RATIO:
+        return _verify_fixed
+    return _verify_ratio_trees if request.proposed.parents else _verify_ratio
+
+
 def _verify_ratio(
     requests: Sequence[ChainRequest], logits: torch.Tensor, *, vocab_size: int, head_size: int
 ) -> list[Decision]:
@@ -126,9 +165,49 @@ def _verify_ratio(
     made = ratio.verify([request.chain() for request in requests], processed.log_probs())
     columns = (made.accepted.tolist(), made.next_ids.tolist(), made.margins.tolist())
     return [
-        _as_stated(request, Decision(*each))
-        for request, *each in zip(requests, *columns, strict=True)
+        _as_stated(request, Decision(tuple(range(accepted)), next_id, margin))
+        for request, accepted, next_id, margin in zip(requests, *columns, strict=True)
     ]
+
+
+def _verify_ratio_trees(
+    requests: Sequence[ChainRequest], logits: torch.Tensor, *, vocab_size: int, head_size: int
+) -> list[Decision]:
+    """Decide trees of point masses: every row draws from the target, and the path of tokens that
+    are drawn is kept.
+
+    A token of the tree is kept with the target's own probability, and what is committed is drawn
+    from the target whatever the tree holds. (Keeping the children of a node one after the other
+    and correcting what is left for each one rejected keeps as much.)
+    """
+    rows = [row for request in requests for row in request.rows]
+    processed = distribution.process(logits, rows, vocab_size=vocab_size, head_size=head_size)
+    counts = [len(request.rows) for request in requests]
+    ids, gaps = ratio.draw_rows(
+        processed.log_probs(),
+        [request.key for request in requests for _ in request.rows],
+        [row for count in counts for row in range(count)],
+        [request.base_position for request in requests for _ in request.rows],
+        [request.cycle for request in requests for _ in request.rows],
+    )
+    return _follow(requests, ids.tolist(), gaps.tolist())
+
+
+def _follow(
+    requests: Sequence[ChainRequest], target_token_ids: Sequence[int], margins: Sequence[float]
+) -> list[Decision]:
+    """Keep what the rows' own tokens say; the row behind the last kept one gives the next token."""
+    decisions = []
+    start = 0
+    for request in requests:
+        end = start + len(request.rows)
+        target, leads = target_token_ids[start:end], margins[start:end]
+        path = accepted_path(request.proposed, target)
+        visited = [0, *(node + 1 for node in path)]
+        margin = min(leads[row] for row in visited)
+        decisions.append(Decision(path, target[visited[-1]], margin))
+        start = end
+    return decisions
 
 
 def _as_stated(request: ChainRequest, decision: Decision) -> Decision:
@@ -138,7 +217,8 @@ def _as_stated(request: ChainRequest, decision: Decision) -> Decision:
     """
     tokens = request.draft_token_ids
     if request.proposed.is_corrected and decision.num_accepted == len(tokens):
-        return replace(decision, num_accepted=len(tokens) - 1, next_token_id=tokens[-1])
+        nodes = decision.accepted_nodes[:-1]
+        return replace(decision, accepted_nodes=nodes, next_token_id=tokens[-1])
     return decision
 
 
@@ -148,20 +228,11 @@ def _verify_fixed(
     rows = [row for request in requests for row in request.rows]
     modes = [request.mode for request in requests for _ in request.rows]
     keys = [request.key for request in requests for _ in request.rows]
-    positions = [r.base_position + i for r in requests for i in range(len(r.rows))]
+    positions = [position for request in requests for position in request.positions]
     ids, margins = select(
         logits, rows, modes, keys, positions, vocab_size=vocab_size, head_size=head_size
     )
-    target_token_ids, leads = ids.tolist(), margins.tolist()
-    decisions = []
-    start = 0
-    for request in requests:
-        target = target_token_ids[start : start + len(request.rows)]
-        accepted = num_accepted(request.draft_token_ids, target)
-        min_margin = min(leads[start : start + accepted + 1])
-        decisions.append(Decision(accepted, target[accepted], min_margin))
-        start += len(request.rows)
-    return decisions
+    return _follow(requests, ids.tolist(), margins.tolist())
 
 
 def select(

@@ -1,7 +1,9 @@
 """A draft as every part of Outrider sees it: ids, and what they were drawn from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.tree import TreeLayout, chain_parents
 from outrider.v1 import common_pb2 as pb
 
 
@@ -33,6 +35,35 @@ class Draft:
             distributions=self.distributions[:num_tokens],
             logit_margins=self.logit_margins[:num_tokens],
             parents=self.parents[:num_tokens],
+        )
+
+    def has_path(self, nodes: Sequence[int]) -> bool:
+        """True if the nodes are a way through the draft from its beginning."""
+        parents = self.parents or chain_parents(len(self))
+        known = all(0 <= node < min(len(parents), len(self)) for node in nodes)
+        return known and all(
+            parents[node] == before for before, node in zip((-1, *nodes), nodes, strict=False)
+        )
+
+    def first_path(self) -> "Draft":
+        """Return the chain along first children; of a chain itself, of what is no tree nothing."""
+        if not self.parents:
+            return self
+        try:
+            nodes = TreeLayout.of(self.parents).paths[0].nodes
+        except ValueError:
+            nodes = ()
+        if len(self.parents) != len(self.token_ids):
+            nodes = ()
+        return Draft(
+            token_ids=tuple(self.token_ids[node] for node in nodes),
+            source=self.source,
+            distributions=tuple(self.distributions[node] for node in nodes)
+            if self.distributions
+            else (),
+            logit_margins=tuple(self.logit_margins[node] for node in nodes)
+            if self.logit_margins
+            else (),
         )
 
     def to_proto(self) -> pb.Draft:

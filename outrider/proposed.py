@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider import noise, wire
+from outrider import noise, tree, wire
 from outrider.draft import Draft
 from outrider.rules import Floats, Ints
 
@@ -23,16 +23,26 @@ class Proposed:
     listed: tuple[tuple[Ints, Ints], ...] = ()
     is_sampled: bool = False
     is_corrected: bool = False
+    parents: tuple[int, ...] = ()
+    """Of a tree, as in ``outrider.tree``; empty for a chain."""
 
     @classmethod
     def of(cls, draft: Draft) -> "Proposed":
         """Read a valid draft."""
         if draft.distributions:
             listed = tuple(wire.unpack(*each) for each in draft.distributions)
-            return cls(draft.token_ids, listed, is_sampled=True)
+            return cls(draft.token_ids, listed, is_sampled=True, parents=draft.parents)
         whole = np.array([wire.TOTAL_COUNT], dtype=np.int64)
         ids = np.array(draft.token_ids, dtype=np.int64)
-        return cls(draft.token_ids, tuple((ids[i : i + 1], whole) for i in range(len(ids))))
+        listed = tuple((ids[i : i + 1], whole) for i in range(len(ids)))
+        return cls(draft.token_ids, listed, parents=draft.parents)
+
+    @property
+    def row_depths(self) -> list[int]:
+        """How far behind the last committed token each row of the verification stands: 0 for its
+        own, then one for every draft token."""
+        num = len(self.token_ids)
+        return [0, *(tree.depths(self.parents) if self.parents else range(1, num + 1))]
 
     def redrawn(
         self, *, proposal_key: int, base_position: int, cycle: int

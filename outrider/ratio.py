@@ -191,6 +191,27 @@ def leftover(
     return rules.corrected(p, q, weight)
 
 
+def draw_rows(
+    log_probs: torch.Tensor,
+    keys: Sequence[int],
+    rows: Sequence[int],
+    base_positions: Sequence[int],
+    cycles: Sequence[int],
+) -> tuple[Ints, Floats]:
+    """Draw from the target itself in every row, with the noise that draws what follows a draft.
+
+    Shapes: log_probs [R, V] float32; the sequences [R], ``rows`` counting within each draft; ids
+    [R], and how near each draw was to the next id [R].
+    """
+    uniforms = noise.uniforms(keys, rows, base_positions, cycles, noise.Stream.RECOVERY)
+    size = max(1, _CHUNK // log_probs.shape[1])
+    parts = [
+        draw_ascending(_probs(log_probs[at : at + size]), uniforms[at : at + size])
+        for at in range(0, len(uniforms), size)
+    ]
+    return np.concatenate([ids for ids, _ in parts]), np.concatenate([gaps for _, gaps in parts])
+
+
 def draw_ascending(weights: Floats, uniforms: Floats) -> tuple[Ints, Floats]:
     """Draw an id per row by the inverse of its cumulative weights over ascending ids.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from outrider import tree
 from outrider.v1 import common_pb2 as pb
 
 TOTAL_COUNT = 65536
@@ -89,8 +90,13 @@ def unpack(
     return ids, counts
 
 
-def validate_draft(draft: pb.Draft, *, vocab_size: int, max_draft_tokens: int) -> str | None:
-    """Return why a draft is invalid, or None; an invalid draft is treated as no draft."""
+def validate_draft(
+    draft: pb.Draft, *, vocab_size: int, max_draft_tokens: int, max_depth: int
+) -> str | None:
+    """Return why a draft is invalid, or None; an invalid draft is treated as no draft.
+
+    ``max_depth``: positions that are left in the context.
+    """
     num_nodes = len(draft.token_ids)
     if num_nodes > max_draft_tokens:
         return f"{num_nodes} draft tokens, at most {max_draft_tokens}"
@@ -103,8 +109,9 @@ def validate_draft(draft: pb.Draft, *, vocab_size: int, max_draft_tokens: int) -
     for node, parent in enumerate(draft.parents):
         if not -1 <= parent < node:
             return f"parents[{node}]: {parent} is not an earlier node or -1"
-    if any(parent != node - 1 for node, parent in enumerate(draft.parents)):
-        return "parents: trees are not built"
+    depth = max(tree.depths(draft.parents), default=num_nodes)
+    if depth > max_depth:
+        return f"{depth} draft tokens in a row, at most {max(max_depth, 0)} fit the context"
     if any(draft.probe):
         return "probe: probes are not built"
     if any(math.isnan(margin) for margin in draft.logit_margins):

@@ -41,6 +41,7 @@ class VerifierLease:
         *,
         cycle: int,
         num_traced_ids: int,
+        num_continuations: int,
     ) -> Verification:
         """Run one step: truncate to ``start``, extend by ``token_ids``, check the draft.
 
@@ -61,11 +62,12 @@ class VerifierLease:
             proposed=proposed,
             cycle=cycle,
             num_traced_ids=num_traced_ids,
+            num_continuations=num_continuations,
             priority=self.priority,
         )
         await self.engine.run(job)
         assert job.decision is not None
-        self.digest.extend(proposed.token_ids[: job.decision.num_accepted])
+        self.digest.extend([proposed.token_ids[node] for node in job.decision.accepted_nodes])
         return job
 
     def close(self) -> None:

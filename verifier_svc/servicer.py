@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from outrider.continuations import MAX_CONTINUATIONS
 from outrider.draft import Draft
 from outrider.engine import CacheTooShort, Engine
 from outrider.errors import InvalidField, ResourceExhausted
@@ -13,6 +14,7 @@ from outrider.prefix import PrefixDigest
 from outrider.proposed import Proposed
 from outrider.sampling import MAX_TRACED_IDS, AcceptanceRule, Mode, proposal_key, read_law
 from outrider.serving.streams import first_message
+from outrider.tree import chain_parents
 from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire import validate_draft
 from outrider.worker import engine_load
@@ -97,6 +99,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 proposed,
                 cycle=step.cycle,
                 num_traced_ids=step.top_ids,
+                num_continuations=min(step.num_continuations, self.identity.vocab_size),
             )
         except CacheTooShort as error:
             return _context_needed(step.cycle, error.length)
@@ -112,21 +115,36 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             raise InvalidField("step.token_ids", f"id {worst} is not below {vocab_size}")
         if step.top_ids > MAX_TRACED_IDS:
             raise InvalidField("step.top_ids", f"{step.top_ids} is above {MAX_TRACED_IDS}")
+        if step.num_continuations > MAX_CONTINUATIONS:
+            raise InvalidField(
+                "step.num_continuations", f"{step.num_continuations} is above {MAX_CONTINUATIONS}"
+            )
         if step.score_only:
             raise InvalidField("step.score_only", "is not supported")
 
     def _usable_draft(self, law: Law, step: verifier_pb2.Step) -> tuple[Proposed, str]:
         if not step.draft.token_ids:
             return Proposed(), ""
-        room = self.identity.max_context_length - step.start - len(step.token_ids)
-        limit = min(self.max_draft_tokens, max(room, 0))
         invalid = validate_draft(
-            step.draft, vocab_size=self.identity.vocab_size, max_draft_tokens=limit
+            step.draft,
+            vocab_size=self.identity.vocab_size,
+            max_draft_tokens=self.max_draft_tokens,
+            max_depth=self.identity.max_context_length - step.start - len(step.token_ids),
         )
         if invalid:
             return Proposed(), invalid
+        parents = tuple(step.draft.parents)
+        if parents == chain_parents(len(parents)):
+            step.draft.ClearField("parents")
+        elif len(parents) > (most := self.engine.settings.max_tokens_per_pass // 2):
+            return Proposed(), f"parents: a tree of {len(parents)} nodes, at most {most}"
+        elif law.mode is Mode.RATIO and step.draft.distributions:
+            return Proposed(), "parents: in RATIO no tree of sampled nodes is verified"
+        elif step.top_ids:
+            return Proposed(), "parents: only chains are traced"
         if law.mode is not Mode.RATIO:
-            return Proposed(tuple(step.draft.token_ids)), ""
+            parents = tuple(step.draft.parents)
+            return Proposed(tuple(step.draft.token_ids), parents=parents), ""
         return Proposed.of(Draft.from_proto(step.draft)).redrawn(
             proposal_key=proposal_key(law.key),
             base_position=step.start + len(step.token_ids),
@@ -139,13 +157,13 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         decision, finished = job.decision, job.finished
         if not job.draft_token_ids:
             kind = verifier_pb2.NEXT_TOKEN_KIND_ONLY
-        elif decision.num_accepted == len(job.draft_token_ids):
+        elif job.is_accepted_whole:
             kind = verifier_pb2.NEXT_TOKEN_KIND_BONUS
         else:
             kind = verifier_pb2.NEXT_TOKEN_KIND_RECOVERED
         return verifier_pb2.Verdict(
             cycle=cycle,
-            accepted_nodes=range(decision.num_accepted),
+            accepted_nodes=decision.accepted_nodes,
             next_token_id=decision.next_token_id,
             next_token_kind=kind,
             cache_length=job.base + decision.num_accepted,
@@ -158,6 +176,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             min_decision_margin=decision.min_margin,
             load=self.load(),
             trace=None if job.trace is None else job.trace.to_proto(),
+            continuations=None if job.continuations is None else job.continuations.to_proto(),
         )
 
 

@@ -1,14 +1,16 @@
 """One verification: a job of the engine, and the head that decides all jobs of a pass at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outrider.acceptance import ChainRequest, Decision, verify_batch
+from outrider.continuations import Continuations
 from outrider.distribution import RowSampling
 from outrider.engine import Finished, JobInput, SequenceCache, stacked_logits
 from outrider.explanation import StepTrace, explain
 from outrider.proposed import Proposed
 from outrider.sampling import AcceptanceRule, Mode, SamplingParams
+from outrider.tree import TreeLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +24,14 @@ class Law:
     rule: AcceptanceRule = AcceptanceRule.BLOCK
     """Decides in RATIO."""
 
-    def rows(self, base: int, num_rows: int) -> tuple[RowSampling, ...]:
-        """Return the row parameters of the tokens at positions [base, base + num_rows)."""
+    def rows(self, base: int, depths: Sequence[int]) -> tuple[RowSampling, ...]:
+        """Return the row parameters of the tokens at positions base + depth."""
         num_masked = self.num_prompt_tokens + self.sampling.min_tokens - base
         free = self._row(())
         if num_masked <= 0:
-            return (free,) * num_rows
+            return (free,) * len(depths)
         masked = self._row(self.sampling.stop_token_ids)
-        return tuple(masked if row < num_masked else free for row in range(num_rows))
+        return tuple(masked if depth < num_masked else free for depth in depths)
 
     def _row(self, banned_ids: tuple[int, ...]) -> RowSampling:
         params = self.sampling
@@ -53,12 +55,19 @@ class Verification:
     proposed: Proposed
     cycle: int = 0
     num_traced_ids: int = 0
+    num_continuations: int = 0
     priority: int = 0
     done: bool = False
     next: JobInput | None = None
     decision: Decision | None = None
     trace: StepTrace | None = None
+    continuations: Continuations | None = None
     finished: Finished | None = None
+    layout: TreeLayout | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        parents = self.proposed.parents
+        self.layout = TreeLayout.of(parents) if parents else None
 
     @property
     def draft_token_ids(self) -> tuple[int, ...]:
@@ -70,6 +79,15 @@ class Verification:
         """Committed length: the position of the first draft token."""
         return self.begin + len(self.token_ids)
 
+    @property
+    def is_accepted_whole(self) -> bool:
+        """True where nothing of the draft was left to judge behind what was accepted."""
+        assert self.decision is not None
+        if self.layout is None:
+            return self.decision.num_accepted == len(self.draft_token_ids)
+        last = self.decision.accepted_nodes[-1:] or (-1,)
+        return last[0] not in self.layout.parents
+
     def start(self) -> JobInput:
         """Return what the engine feeds."""
         return JobInput(
@@ -77,7 +95,21 @@ class Verification:
             token_ids=[*self.token_ids, *self.draft_token_ids],
             num_logit_rows=len(self.draft_token_ids) + 1,
             committed=self.base,
+            tree=self.layout,
         )
+
+    def settle(self, decision: Decision) -> None:
+        """Cut the cache to what is committed, on the path that was accepted."""
+        nodes = decision.accepted_nodes
+        if self.layout is not None and nodes:
+            index = self.layout.path_through(nodes)
+            if index:
+                path = self.layout.paths[index].nodes
+                ids = [self.draft_token_ids[node] for node in path]
+                self.cache.take_branch(index - 1, self.base, ids)
+        length = self.base + len(nodes)
+        self.cache.truncate(length)
+        self.cache.commit(length)
 
 
 @dataclass(slots=True)
@@ -94,7 +126,7 @@ class VerificationHead:
         requests = [
             ChainRequest(
                 proposed=job.proposed,
-                rows=job.law.rows(job.base, len(job.draft_token_ids) + 1),
+                rows=job.law.rows(job.base, job.proposed.row_depths),
                 mode=job.law.mode,
                 key=job.law.key,
                 base_position=job.base,
@@ -117,7 +149,9 @@ class VerificationHead:
                     vocab_size=self.vocab_size,
                     head_size=self.head_size,
                 )
-            length = job.base + decision.num_accepted
-            job.cache.truncate(length)
-            job.cache.commit(length)
+            if job.num_continuations:
+                top = entry.logits[:, : self.vocab_size].topk(job.num_continuations).indices
+                rows = (job.token_ids[-1], *job.draft_token_ids)
+                job.continuations = Continuations(rows, top.cpu().numpy())
+            job.settle(decision)
             job.decision, job.finished, job.done = decision, entry, True

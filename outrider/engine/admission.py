@@ -56,7 +56,7 @@ class Admission:
         self._holders.pop(id(cache), None)
 
     def check_integrity(self) -> None:
-        self.ledger.check_integrity([cache.table for cache in self._holders.values()])
+        self.ledger.check_integrity([cache.blocks for cache in self._holders.values()])
 
     def _admit_in_order(self, entries: list[Entry], fail: Fail) -> list[Entry]:
         blocked: list[Entry] = []
@@ -70,13 +70,14 @@ class Admission:
                 continue
             assert entry.input is not None
             cache = entry.job.cache
-            needed = cache.blocks_needed(entry.input.end)
+            needed = cache.blocks_needed(entry.input.reach) + _blocks_of_branches(entry)
             if needed and blocked:  # nobody overtakes a job that waits for blocks
                 blocked.append(entry)
             elif self._make_room(needed, entries):
-                copy = cache.reserve(entry.input.end)
+                copy = cache.reserve(entry.input.reach)
                 if copy is not None:
-                    self._pool.copy_block(*copy)
+                    self._pool.copy_block(copy[0], [copy[1]])
+                cache.fork(entry.input.base, [len(ids) for ids in entry.input.path_ids[1:]])
                 self._holders[id(cache)] = cache
                 entry.admitted = True
             else:
@@ -92,17 +93,19 @@ class Admission:
             entry.take_input(entry.job.start())
         given, cache = entry.input, entry.job.cache
         assert given is not None
+        cache.drop_branches()  # of a job that was cancelled
         if cache.closed:
             raise CacheTooShort(0)
         if given.start > cache.length:
             raise CacheTooShort(cache.length)
-        if given.end > self._max_context_length:
+        end = max([given.reach, *(given.base + len(ids) for ids in given.path_ids)])
+        if end > self._max_context_length:
             raise InvalidField(
                 "token_ids",
-                f"{given.end} positions exceed the context length {self._max_context_length}",
+                f"{end} positions exceed the context length {self._max_context_length}",
             )
-        if -(-given.end // self._pool.block_size) > self.ledger.num_blocks:
-            raise OutOfBlocks(f"{given.end} positions exceed the whole KV pool")
+        if -(-end // self._pool.block_size) > self.ledger.num_blocks:
+            raise OutOfBlocks(f"{end} positions exceed the whole KV pool")
         most = given.end - max(1, given.num_logit_rows)
         keep = min(cache.common_prefix(given.start, given.token_ids), most)
         cache.truncate(keep)
@@ -132,3 +135,10 @@ class Admission:
         cache.clear()
         self._holders.pop(id(cache), None)
         self.num_preemptions += 1
+
+
+def _blocks_of_branches(entry: Entry) -> int:
+    """Return the blocks of a tree's paths beside the first."""
+    given, cache = entry.input, entry.job.cache
+    assert given is not None
+    return sum(cache.blocks_of_path(given.base, len(ids)) for ids in given.path_ids[1:])

@@ -112,7 +112,8 @@ class NativeAttention:
         self._kernels.kv_write(
             *(self._slab(slab), keys.data_ptr(), keys.stride(2), keys.stride(1)),
             *(values.data_ptr(), values.stride(2), values.stride(1)),
-            *(plan.slots.data_ptr(), keys.shape[2]),
+            *(plan.slots.data_ptr(), 0 if plan.kv_rows is None else plan.kv_rows.data_ptr()),
+            len(plan.slots),
         )
 
     def __call__(

@@ -23,6 +23,7 @@ class SequenceCache:
         self._keys: list[bytes] = []  # of published blocks, in order
         self._block_size = block_size
         self.table = array("i")
+        self.branches: list[array[int]] = []  # of a tree: blocks from that of the first node on
         self.token_ids = array("i")
         self.committed_length = 0
         self.last_used = 0
@@ -117,8 +118,50 @@ class SequenceCache:
         self.token_ids.extend(token_ids)
         assert self.length <= len(self.table) * self._block_size
 
+    def fork(self, base: int, lengths: Sequence[int]) -> None:
+        """Own blocks for paths of a tree that begins at ``base``, beside the sequence's own path.
+
+        Each gets private blocks from the one that holds position ``base`` on.
+
+        Raises: OutOfBlocks if they are not to be had; then nothing has changed.
+        """
+        assert not self.branches
+        counts = [self.blocks_of_path(base, length) for length in lengths]
+        blocks = self._ledger.allocate(sum(counts))
+        for count in counts:
+            self.branches.append(array("i", blocks[:count]))
+            del blocks[:count]
+
+    def blocks_of_path(self, base: int, length: int) -> int:
+        """Blocks that a path of ``length`` nodes takes from ``base`` on."""
+        return -(-(base + length) // self._block_size) - base // self._block_size
+
+    def take_branch(self, index: int, base: int, token_ids: Sequence[int]) -> None:
+        """Go on with the positions of a branch in place of those from ``base`` on."""
+        assert self.committed_length <= base <= self.length
+        branch = self.branches[index]
+        first = base // self._block_size
+        self.branches[index] = self.table[first:]
+        self.table = self.table[:first] + branch
+        self.token_ids = self.token_ids[:base]
+        self.token_ids.extend(token_ids)
+        assert self.length <= len(self.table) * self._block_size
+
+    def drop_branches(self) -> None:
+        """Give the blocks of all branches back."""
+        for branch in self.branches:
+            for block in branch:
+                self._ledger.release(block)
+        self.branches.clear()
+
+    @property
+    def blocks(self) -> list[int]:
+        """All blocks that the sequence owns, in its table and in branches."""
+        return [*self.table, *(block for branch in self.branches for block in branch)]
+
     def clear(self) -> None:
         """Give every block back."""
+        self.drop_branches()
         self.truncate(0)
         self._shrink(0)
 

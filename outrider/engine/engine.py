@@ -224,10 +224,11 @@ class Engine:
 
     def _pass(self, chosen: list[tuple[Entry, int]]) -> None:
         begin = self._clock()
-        slices = [Slice(entry.job.cache, *entry.rows(count)) for entry, count in chosen]
+        slices = [entry.slice(count) for entry, count in chosen]
         for entry, _ in chosen:
             entry.started_s = begin if entry.started_s is None else entry.started_s
         try:
+            self._fill_branches(slices)
             plan = StepPlan.build(
                 slices, block_size=self.settings.block_size, device=self.model.device
             )
@@ -242,7 +243,7 @@ class Engine:
                     self._pass([one])
             return
         for part in slices:
-            part.cache.extend(part.token_ids)
+            part.cache.extend(part.kept_ids)
         elapsed_ms = (self._clock() - begin) * 1e3
         self._num_passes += 1
         self._num_rows += plan.num_rows
@@ -266,6 +267,15 @@ class Engine:
             self._finish(through, gather_s)
         self._gather_until = self._clock() + gather_s
 
+    def _fill_branches(self, slices: list[Slice]) -> None:
+        """Give the paths of trees what their first blocks hold of the sequence already."""
+        size = self.settings.block_size
+        for part in slices:
+            block, inside = divmod(part.base, size)
+            if part.tree and part.cache.branches and inside and part.cache.length > block * size:
+                targets = [branch[0] for branch in part.cache.branches]
+                self._pool.copy_block(part.cache.table[block], targets)
+
     def _finish(self, through: list[Entry], gather_s: float) -> None:
         """Let the head decide about jobs whose input is through.
 
@@ -285,6 +295,7 @@ class Engine:
                     failed[index] = error
         done: list[Entry] = []
         for index, entry in enumerate(through):
+            entry.job.cache.drop_branches()
             following, entry.job.next = entry.job.next, None
             if index in failed:
                 self._fail(entry, failed[index])
@@ -304,6 +315,7 @@ class Engine:
     def _fail(self, entry: Entry, error: BaseException) -> None:
         if entry in self._entries:
             self._entries.remove(entry)
+            entry.job.cache.drop_branches()
         entry.resolve(error)
 
 

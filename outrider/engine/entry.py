@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from outrider.engine.job import Job, JobInput
+from outrider.engine.plan import Slice
 
 
 @dataclass(slots=True)
@@ -38,17 +39,28 @@ class Entry:
     @property
     def rows_left(self) -> int:
         assert self.input is not None
+        if self.input.tree is not None and self.job.cache.length > self.input.base:
+            return 0  # the tree has been fed, and the sequence holds its first path
         return self.input.end - self.job.cache.length
 
-    def rows(self, count: int) -> tuple[list[int], int]:
-        """The next ``count`` ids to feed, and how many of them want logits."""
+    def fitting(self, count: int) -> int:
+        """Rows that a pass can take of at most ``count``: a tree goes in as a whole."""
         assert self.input is not None
-        begin = self.job.cache.length
+        if count >= self.rows_left:
+            return self.rows_left
+        return max(0, min(count, self.input.base - self.job.cache.length))
+
+    def slice(self, count: int) -> Slice:
+        """Return the next ``count`` rows."""
+        assert self.input is not None
+        cache, begin = self.job.cache, self.job.cache.length
         first_logit = self.input.end - self.input.num_logit_rows
         ids = list(
             self.input.token_ids[begin - self.input.start : begin - self.input.start + count]
         )
-        return ids, max(0, min(count, begin + count - first_logit))
+        num_logit_rows = max(0, min(count, begin + count - first_logit))
+        tree = self.input.tree if begin + count > self.input.base else None
+        return Slice(cache, ids, num_logit_rows, tree)
 
     def take_input(self, given: JobInput) -> None:
         """Begin with an input; the job's counters run on."""

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from outrider.engine.cache import SequenceCache
+from outrider.tree import TreeLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,23 +15,46 @@ class JobInput:
     """The sequence holds exactly ``token_ids`` from position ``start`` on.
 
     Logits are wanted for the last ``num_logit_rows`` of them; positions before ``committed`` are
-    final, the rest are draft rows.
+    final, the rest are draft rows. With a ``tree`` the last of the ids are its nodes: each stands
+    behind its parent and sees nothing of the tree but its ancestors; logits come in node order.
     """
 
     start: int
     token_ids: Sequence[int]
     num_logit_rows: int
     committed: int
+    tree: TreeLayout | None = None
 
     def __post_init__(self) -> None:
         if self.start < 0 or not self.token_ids:
             raise ValueError("a job feeds at least one token from a position >= 0 on")
         if not 0 <= self.num_logit_rows <= len(self.token_ids):
             raise ValueError(f"num_logit_rows must be in [0, {len(self.token_ids)}]")
+        if self.tree is not None and not 0 < len(self.tree.parents) < len(self.token_ids):
+            raise ValueError("a tree has nodes, and follows at least one token")
 
     @property
     def end(self) -> int:
+        """Position behind the last id, were they all in a row."""
         return self.start + len(self.token_ids)
+
+    @property
+    def base(self) -> int:
+        """Position behind the last id that is no node of the tree."""
+        return self.end if self.tree is None else self.end - len(self.tree.parents)
+
+    @property
+    def path_ids(self) -> list[list[int]]:
+        """The ids along every path of the tree."""
+        if self.tree is None:
+            return []
+        nodes = self.token_ids[self.base - self.start :]
+        return [[nodes[node] for node in path.nodes] for path in self.tree.paths]
+
+    @property
+    def reach(self) -> int:
+        """Position behind the last one that the sequence's own blocks hold."""
+        return self.base + len(self.tree.paths[0].nodes) if self.tree else self.end
 
 
 class Job(Protocol):

@@ -516,11 +516,13 @@ typedef struct {
   int type;
 } slab;
 
+/* rows[i] goes to slots[i]; without rows, row i does. */
 void outrider_kv_write(const slab *p, const void *k, int64_t k_row, int64_t k_head, const void *v,
-                       int64_t v_row, int64_t v_head, const int64_t *slots, int64_t rows) {
+                       int64_t v_row, int64_t v_head, const int64_t *slots, const int64_t *rows,
+                       int64_t count) {
   const int64_t bs = p->block_size;
-  for (int64_t t = 0; t < rows; t++) {
-    int64_t block = slots[t] / bs, at = slots[t] % bs;
+  for (int64_t i = 0; i < count; i++) {
+    int64_t t = rows ? rows[i] : i, block = slots[i] / bs, at = slots[i] % bs;
     for (int64_t h = 0; h < p->heads; h++) {
       int64_t ko = (block * p->heads + h) * p->dk * bs + at;
       int64_t vo = ((block * p->heads + h) * bs + at) * p->dv;

@@ -102,7 +102,10 @@ def load_kernels(*, threads: int | None = None) -> Kernels:
         *(pointer, count, pointer, pointer, count, count),
         *(flag, ctypes.c_float, flag),
     )
-    kv_write.argtypes = (pointer, pointer, count, count, pointer, count, count, pointer, count)
+    kv_write.argtypes = (
+        *(pointer, pointer, count, count, pointer, count, count),
+        *(pointer, pointer, count),
+    )
     attention.argtypes = (pointer, pointer, flag)
     for function in (linear, rms_norm, kv_write, attention):
         function.restype = None

@@ -1,6 +1,6 @@
 """KV tensors: per layer one slab of keys and one of values, cut into blocks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,11 +24,20 @@ class LayerSlab:
     def block_bytes(self) -> int:
         return self.keys[0].nbytes + self.values[0].nbytes
 
-    def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store new rows.
+    def write(
+        self,
+        slots: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        rows: torch.Tensor | None = None,
+    ) -> None:
+        """Store new rows; ``rows`` tells which goes where, None: in order.
 
-        Shapes: slots [T]; keys [heads, T, dk], values [heads, T, dv].
+        Shapes: slots, rows [S]; keys [heads, T, dk], values [heads, T, dv].
         """
+        if rows is not None:
+            keys, values = keys[:, rows], values[:, rows]
         size = self.values.shape[2]
         blocks, offsets = slots // size, slots % size
         self.keys[blocks, :, :, offsets] = keys.transpose(0, 1)
@@ -80,10 +89,12 @@ class KVPool:
             )
         return pool
 
-    def copy_block(self, source: int, target: int) -> None:
+    def copy_block(self, source: int, targets: Sequence[int]) -> None:
+        """Copy a block of every layer into others."""
         for slab in self.layers.values():
-            slab.keys[target] = slab.keys[source]
-            slab.values[target] = slab.values[source]
+            for target in targets:
+                slab.keys[target] = slab.keys[source]
+                slab.values[target] = slab.values[source]
 
     def _allocate(self, heads: int, dk: int, dv: int, *, like: torch.Tensor) -> LayerSlab:
         make: Callable[..., torch.Tensor] = torch.zeros  # zeros: rows never written stay finite

@@ -16,6 +16,9 @@ class Candidate(Protocol):
     def order(self) -> tuple[int, int]:
         """(priority, arrival): lower goes first."""
 
+    def fitting(self, count: int) -> int:
+        """Rows that one pass can take of at most ``count``."""
+
 
 C = TypeVar("C", bound=Candidate)
 
@@ -41,9 +44,11 @@ def choose(candidates: Sequence[C], settings: EngineSettings) -> list[tuple[C, i
 def _fill(candidates: Sequence[C], budget: int) -> list[tuple[C, int]]:
     chosen = []
     for candidate in candidates:
-        rows = min(candidate.rows_left, budget)
-        if rows == 0:
+        if budget == 0:
             break
+        rows = candidate.fitting(budget)
+        if rows == 0:
+            continue
         chosen.append((candidate, rows))
         budget -= rows
     return chosen

@@ -158,7 +158,7 @@ class _Trial:
         for cache, ids in parts:
             copy = cache.reserve(cache.length + len(ids))
             if copy is not None:
-                self.pool.copy_block(*copy)
+                self.pool.copy_block(copy[0], [copy[1]])
         slices = [Slice(cache, ids, len(ids)) for cache, ids in parts]
         device = self.packed.model.device
         plan = StepPlan.build(slices, block_size=self.block_size, device=device)

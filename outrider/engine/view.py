@@ -68,7 +68,7 @@ class PackedView:
         if self.native is not None and keys.dtype is slab.keys.dtype:
             self.native.write(slab, plan, keys, values)
         else:
-            slab.write(plan.slots, keys[0], values[0])
+            slab.write(plan.slots, keys[0], values[0], rows=plan.kv_rows)
         self.num_updates += 1
         self._layer = layer_idx
         if self.mode is Mode.GATHER:

@@ -133,6 +133,29 @@ async def test_c13_a_tree_of_sampled_nodes_is_invalid(verifier: Worker, drafter:
     assert not verdict.accepted_nodes
 
 
+async def test_c13_a_tree_of_point_masses_is_verified(verifier: Worker) -> None:
+    """Every row draws from the target; the way that is drawn through the tree is kept."""
+    every_id = range(62)
+    tree = common_pb2.Draft(token_ids=every_id, parents=[-1] * 62)
+    few = SamplingParams(temperature=0.8, top_k=3, max_tokens=64, seed=5)
+    async with verify_stream(verifier.address, sampling=few, mode=RATIO) as stream:
+        first = (await stream.step(PROMPT, cycle=1)).verdict
+        assert first.next_token_kind == verifier_pb2.NEXT_TOKEN_KIND_ONLY
+        drawn, accepted = [], 0
+        for cycle in range(1, 30):
+            verdict = (await stream.step(PROMPT, start=0, draft=tree, cycle=cycle)).verdict
+            assert not verdict.invalid_draft
+            nodes = list(verdict.accepted_nodes)
+            drawn.append(nodes[0] if nodes else verdict.next_token_id)
+            accepted += len(nodes)
+            bonus = verifier_pb2.NEXT_TOKEN_KIND_BONUS
+            assert (verdict.next_token_kind == bonus) == bool(nodes)
+            assert verdict.cache_length == len(PROMPT) + len(nodes)
+    # The first token of a cycle is drawn from the same three ids, whatever the tree holds.
+    assert 1 < len(set(drawn)) <= 3
+    assert accepted == sum(token_id in every_id for token_id in drawn)
+
+
 async def test_c13_an_unknown_rule_is_refused(verifier: Worker) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async with verify_stream(verifier.address, sampling=SAMPLING, mode=RATIO, ratio_rule=9):

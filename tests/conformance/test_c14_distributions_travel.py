@@ -48,4 +48,4 @@ async def test_what_the_drafter_states_reaches_the_verifier_byte_by_byte(
         assert draft.source == "model"
         whole = next(ids for ids in stated if ids[:num_tokens] == tuple(draft.token_ids))
         assert list(draft.distributions) == list(stated[whole].distributions[:num_tokens])
-        assert wire.validate_draft(draft, vocab_size=512, max_draft_tokens=3) is None
+        assert wire.validate_draft(draft, vocab_size=512, max_draft_tokens=3, max_depth=3) is None

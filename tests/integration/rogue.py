@@ -93,7 +93,6 @@ INVALID: Mapping[str, Trick] = {
     "listed_id_beyond_vocabulary": lambda a: [
         a.drawn_from([*set(a.right), 2**31], [FULL - len(set(a.right)), *[1] * len(set(a.right))])
     ],
-    "a_tree": lambda a: [a.draft(parents=[-1] * len(a.right)) if len(a.right) > 1 else a.empty()],
     "parents_in_a_circle": lambda a: [a.draft(parents=range(1, len(a.right) + 1))],
     "nan_margins": lambda a: [a.draft(logit_margins=[math.nan] * len(a.right))],
     "too_few_margins": lambda a: [a.draft(logit_margins=[1.0] * (len(a.right) + 3))],
@@ -103,6 +102,8 @@ INVALID: Mapping[str, Trick] = {
 }
 # Messages that make no draft, or one that is as good as any.
 HARMLESS: Mapping[str, Trick] = {
+    "a_flat_tree": lambda a: [a.draft(parents=[-1] * len(a.right))],
+    "a_tree_of_twins": lambda a: [a.draft([a.right[0]] * 4, parents=[-1, -1, 0, 1])],
     "longer_than_asked": lambda a: [a.draft([*a.right, *range(200)])],
     "a_hundred_thousand_tokens": lambda a: [a.draft([7] * 100_000)],
     "empty_list": lambda a: [a.empty()],

@@ -69,6 +69,7 @@ class ScriptedSource:
     book: Book
     excess: int = 0
     needs_tokenizer: bool = False
+    num_continuations: int = 0
     num_open: int = 0
 
     def open(self, opening: Opening) -> "ScriptedLease":

@@ -33,7 +33,7 @@ class Gullible(VerificationHead):
         for entry in finished:
             job = entry.job
             if job.draft_token_ids and not job.decision.num_accepted:
-                job.decision = replace(job.decision, num_accepted=1)
+                job.decision = replace(job.decision, accepted_nodes=(0,))
 
 
 @asynccontextmanager

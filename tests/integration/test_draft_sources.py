@@ -23,7 +23,9 @@ from verifier_svc.settings import VerifierSettings
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 NUM_PARALLEL = 3
-SOURCES = ("model", "parallel", "ngram", "suffix", "suffix+model", "suffix+parallel")
+COPIES = ("ngram", "suffix")
+TREES = ("recycling", "suffix+recycling")
+SOURCES = ("model", "parallel", *COPIES, *TREES, "suffix+model", "suffix+parallel")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=24, seed=11, ignore_eos=True)
 # Each repeats a word of its own, so that there is something to copy.
@@ -70,7 +72,7 @@ async def test_the_drafter_offers_them_all_the_parallel_one_first(stage: Stage):
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("num_draft_tokens", [1, 3, 8])
+@pytest.mark.parametrize("num_draft_tokens", [1, 8])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
 async def test_alone_and_eight_at_once_as_without_drafts(
     stage: Stage, source: str, num_draft_tokens: int, sampling: SamplingParams
@@ -94,7 +96,7 @@ async def test_alone_and_eight_at_once_as_without_drafts(
         assert_parity(output, plain[index], (source, index))
     num_drafted = sum(output.complete.receipt.num_draft_tokens for output in crowd)
     num_accepted = sum(output.complete.receipt.num_accepted_draft_tokens for output in crowd)
-    if source not in ("ngram", "suffix") or sampling.is_greedy:
+    if source not in COPIES or sampling.is_greedy:
         assert num_drafted > 0
     if source in ("model", "parallel"):
         assert num_accepted > 0
@@ -147,6 +149,55 @@ async def test_later_outputs_of_a_salt_are_foreseen_from_earlier_ones(stage: Sta
     second = await accepted("tenant a")
     assert second > first
     assert await accepted("tenant b") == first
+
+
+@pytest.mark.parametrize("source", TREES)
+async def test_trees_are_drafted_from_what_the_target_said(stage: Stage, source: str):
+    """The second time the same output is known, branch by branch, within one cache salt."""
+
+    async def receipt(salt: str):
+        sampling = replace(GREEDY, max_tokens=60)
+        output = await stage.speculated(
+            PROMPTS[4], sampling, drafter=source, num_draft_tokens=12, salt=salt
+        )
+        assert_parity(output, await stage.plain(PROMPTS[4], sampling))
+        return output.complete.receipt
+
+    first, second = await receipt(f"{source} a"), await receipt(f"{source} a")
+    assert second.num_accepted_draft_tokens > first.num_accepted_draft_tokens
+    assert second.draft_tokens_by_source[source] > 0
+    assert max(second.acceptance_histogram) > 0
+    other = await receipt(f"{source} b")
+    assert other.num_accepted_draft_tokens == first.num_accepted_draft_tokens
+
+
+@pytest.mark.parametrize("source", TREES)
+async def test_trees_are_verified_in_ratio_too(stage: Stage, source: str):
+    sampling = replace(SAMPLED, temperature=0.3, max_tokens=60)
+    for _ in range(2):
+        request = generate_request(
+            PROMPTS[5],
+            sampling,
+            sources=[source],
+            num_draft_tokens=12,
+            acceptance_rule=AcceptanceRule.REJECTION,
+            cache_salt=source,
+        )
+        output = await stage.client.generate(request, timeout_s=50)
+    receipt = output.complete.receipt
+    assert receipt.rule == "rejection"
+    assert receipt.num_accepted_draft_tokens > 0
+    assert not any("invalid" in each.reason for each in receipt.fallbacks)
+
+
+@pytest.mark.parametrize("source", TREES)
+async def test_a_traced_tree_is_cut_to_a_chain(stage: Stage, source: str):
+    request = generate_request(
+        PROMPTS[6], GREEDY, sources=[source], num_draft_tokens=8, trace_top_ids=3
+    )
+    output = await stage.client.generate(request, timeout_s=50)
+    assert_parity(output, await stage.plain(PROMPTS[6], GREEDY))
+    assert output.complete.receipt.num_draft_tokens > 0
 
 
 async def test_only_ids_of_the_draft_vocabulary_are_proposed(stage: Stage, drafter: Path):

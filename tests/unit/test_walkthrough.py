@@ -41,7 +41,7 @@ def test_a_wrong_rule_disagrees(monkeypatch):
     def keep_everything(requests, logits, **sizes):
         made = verify(requests, logits, **sizes)
         return [
-            Decision(len(r.draft_token_ids), d.next_token_id, d.min_margin)
+            Decision(tuple(range(len(r.draft_token_ids))), d.next_token_id, d.min_margin)
             for r, d in zip(requests, made, strict=True)
         ]
 

@@ -76,6 +76,7 @@ VALID = {
     "empty": pb.Draft(),
     "ids only": pb.Draft(token_ids=[1, 99]),
     "explicit chain": pb.Draft(token_ids=[1, 2, 3], parents=[-1, 0, 1]),
+    "tree": pb.Draft(token_ids=[1, 2, 1], parents=[-1, -1, 1]),
     "full": pb.Draft(
         token_ids=[1, 3],
         distributions=[GOOD, GOOD],
@@ -102,7 +103,6 @@ INVALID = {
         pb.Draft(token_ids=[1], parents=[-2]),
         "parents[0]: -2 is not an earlier node or -1",
     ),
-    "tree": (pb.Draft(token_ids=[1, 2], parents=[-1, -1]), "parents: trees are not built"),
     "distributions count": (
         pb.Draft(token_ids=[1, 2], distributions=[GOOD]),
         "distributions: 1 for 2 draft tokens",
@@ -152,9 +152,23 @@ INVALID = {
 
 @pytest.mark.parametrize("draft", VALID.values(), ids=VALID)
 def test_valid_drafts_have_no_reason(draft):
-    assert wire.validate_draft(draft, vocab_size=100, max_draft_tokens=4) is None
+    assert wire.validate_draft(draft, vocab_size=100, max_draft_tokens=4, max_depth=4) is None
 
 
 @pytest.mark.parametrize(("draft", "reason"), INVALID.values(), ids=INVALID)
 def test_c20_invalid_drafts_name_their_fault(draft, reason):
-    assert wire.validate_draft(draft, vocab_size=100, max_draft_tokens=4) == reason
+    assert wire.validate_draft(draft, vocab_size=100, max_draft_tokens=4, max_depth=4) == reason
+
+
+def test_a_draft_ends_before_the_context_does():
+    chain = pb.Draft(token_ids=[1, 2, 3])
+    tree = pb.Draft(token_ids=[1, 2, 3], parents=[-1, -1, 0])
+
+    def reason(draft: pb.Draft, max_depth: int) -> str | None:
+        return wire.validate_draft(draft, vocab_size=9, max_draft_tokens=4, max_depth=max_depth)
+
+    assert reason(chain, 3) is None
+    assert reason(tree, 2) is None
+    assert reason(chain, 2) == "3 draft tokens in a row, at most 2 fit the context"
+    assert reason(tree, 1) == "2 draft tokens in a row, at most 1 fit the context"
+    assert reason(pb.Draft(), 0) is None

@@ -14,6 +14,13 @@ SETTINGS = EngineSettings(max_tokens_per_pass=100, prefill_chunk_tokens=20, max_
 class Fake:
     rows_left: int
     order: tuple[int, int]
+    num_together: int = 0
+    """The last rows, which go into one pass or into none."""
+
+    def fitting(self, count: int) -> int:
+        if count >= self.rows_left:
+            return self.rows_left
+        return min(count, self.rows_left - self.num_together)
 
 
 @pytest.mark.parametrize(
@@ -37,3 +44,13 @@ def test_choose(rows_left: list[int], expected: list) -> None:
 def test_priority_goes_before_arrival() -> None:
     fakes = [Fake(60, (1, 0)), Fake(60, (0, 1))]
     assert [(f.order, rows) for f, rows in choose(fakes, SETTINGS)] == [((0, 1), 60), ((1, 0), 40)]
+
+
+def test_rows_that_belong_together_wait_for_a_pass_with_room() -> None:
+    streams = [Fake(8, (0, n), num_together=7) for n in range(13)]
+    chosen = [(fake.order[1], rows) for fake, rows in choose(streams, SETTINGS)]
+    # Twelve whole ones, and of the thirteenth the one row before its tree.
+    assert chosen == [*((n, 8) for n in range(12)), (12, 1)]
+    trees = [Fake(8, (0, n), num_together=8) for n in range(13)]
+    assert len(choose(trees, SETTINGS)) == 12
+    assert [rows for _, rows in choose([*trees[:13], Fake(3, (0, 13))], SETTINGS)] == [8] * 12 + [3]

@@ -11,7 +11,7 @@ from outrider.draft import Draft
 
 def verdict(num_accepted: int, kind: Origin, **changed: object) -> Verdict:
     values: dict[str, object] = {
-        "num_accepted": num_accepted,
+        "accepted_nodes": tuple(range(num_accepted)),
         "next_token_id": 9,
         "next_origin": kind,
         "invalid_draft": "",

@@ -1,0 +1,88 @@
+"""Draft sources "recycling" and "suffix+recycling": trees of what the target said before."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from drafter_svc.lookup import SuffixLease, SuffixSource
+from drafter_svc.source import Block, Opening, Wanted
+from outrider.draft import Draft
+from outrider.lookup.recycling import NUM_CONTINUATIONS, RecyclingTable, SaltedTables
+
+NAME = "recycling"
+MAX_NUM_COPIED = 8
+"""Nodes at most that a copy takes, in a tree that has room for them twice."""
+
+
+@dataclass(slots=True)
+class RecyclingLease:
+    """One sequence's place in the table that its cache salt shares, with a copy where one fits.
+
+    Trees are functions of the committed ids and of what the target said before, so they are exact
+    in every mode.
+    """
+
+    table: RecyclingTable
+    source: str
+    lookup: SuffixLease | None
+    last_token_id: int = -1
+    length: int = 0
+
+    @property
+    def cache_length(self) -> int:
+        """All committed ids that were told."""
+        return self.length
+
+    async def draft(self, wanted: Wanted) -> Block:
+        """Learn, then grow a tree behind what is known; behind a pending draft after a guess."""
+        for each in wanted.continuations:
+            self.table.learn(each.token_ids, each.rows())
+        self.length, self.last_token_id = wanted.base, wanted.token_ids[-1]
+        if self.lookup is not None:
+            self.lookup.index.truncate(wanted.start)
+            self.lookup.index.extend(wanted.token_ids)
+        path: tuple[int, ...] = ()
+        if wanted.pending is not None:
+            before = (*wanted.token_ids, *wanted.pending)
+            guess = self._guess(before[-1], wanted.pending)
+            if guess is None:
+                return Block(path=wanted.pending, draft=Draft(source=self.source))
+            path = (*wanted.pending, guess)
+        num_nodes = wanted.num_draft_tokens
+        copied = self._copy(path, min(MAX_NUM_COPIED, max(1, num_nodes // 2)))
+        tree = self.table.grow((path or wanted.token_ids)[-1], num_nodes, chain=copied)
+        draft = Draft(tuple(tree.token_ids), self.source, parents=tuple(tree.parents))
+        return Block(path=path, draft=draft)
+
+    def _guess(self, last_token_id: int, pending: Sequence[int]) -> int | None:
+        copied = self._copy(pending, 1)
+        return copied[0] if copied else self.table.likeliest(last_token_id)
+
+    def _copy(self, after: Sequence[int], count: int) -> tuple[int, ...]:
+        if self.lookup is None:
+            return ()
+        return self.lookup.index.match(count, after=after).token_ids
+
+    def close(self) -> None:
+        """Leave the output to later copies."""
+        if self.lookup is not None:
+            self.lookup.close()
+
+
+@dataclass(frozen=True, slots=True)
+class RecyclingSource:
+    """Token recycling; needs no model and fits any target."""
+
+    tables: SaltedTables = field(default_factory=SaltedTables)
+    lookup: SuffixSource | None = None
+    needs_tokenizer: bool = False
+    num_continuations: int = NUM_CONTINUATIONS
+
+    @property
+    def name(self) -> str:
+        """Name on the wire."""
+        return NAME if self.lookup is None else f"{self.lookup.name}+{NAME}"
+
+    def open(self, opening: Opening) -> RecyclingLease:
+        """Begin at the table of the salt."""
+        lookup = None if self.lookup is None else self.lookup.open(opening)
+        return RecyclingLease(self.tables.of(opening.salt), self.name, lookup)

@@ -1,0 +1,86 @@
+"""Trees of draft tokens: parents, depths, and the paths that an engine verifies.
+
+A tree is written as one parent for each node, parents before children, -1 for a child of the last
+committed token. A chain is the tree whose parents are -1, 0, 1, ...
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+def chain_parents(num_nodes: int) -> tuple[int, ...]:
+    """Return the parents of a chain."""
+    return tuple(range(-1, num_nodes - 1))
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """Return every node's distance from the last committed token; 1 for its children."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(1 if parent < 0 else found[parent] + 1)
+    return found
+
+
+def children(parents: Sequence[int]) -> list[list[int]]:
+    """Return the children of the last committed token, then those of every node; ascending."""
+    found: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+    for node, parent in enumerate(parents):
+        found[parent + 1].append(node)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A way from the last committed token to a leaf.
+
+    ``num_shared`` of its first nodes lie on an earlier path too, which owns them.
+    """
+
+    nodes: tuple[int, ...]
+    num_shared: int
+
+    @property
+    def owned(self) -> tuple[int, ...]:
+        """The nodes that are on no earlier path."""
+        return self.nodes[self.num_shared :]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLayout:
+    """All paths of a tree, the one along first children first; every node is owned once."""
+
+    parents: tuple[int, ...]
+    paths: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, parents: Sequence[int]) -> "TreeLayout":
+        """Lay a tree out.
+
+        Raises: ValueError if a parent is not an earlier node or -1.
+        """
+        for node, parent in enumerate(parents):
+            if not -1 <= parent < node:
+                raise ValueError(f"parents[{node}]: {parent} is not an earlier node or -1")
+        below = children(parents)
+        paths: list[Path] = []
+        # Depth first, so that a path owns all nodes below the one where it leaves the last path.
+        waiting: list[tuple[tuple[int, ...], int]] = [((node,), 0) for node in below[0][::-1]]
+        while waiting:
+            nodes, num_shared = waiting.pop()
+            while below[nodes[-1] + 1]:
+                first, *others = below[nodes[-1] + 1]
+                waiting += [((*nodes, node), len(nodes)) for node in others[::-1]]
+                nodes = (*nodes, first)
+            paths.append(Path(nodes, num_shared))
+        return cls(tuple(parents), tuple(paths))
+
+    def path_through(self, nodes: Sequence[int]) -> int:
+        """Return the index of the first path that begins with these nodes.
+
+        Raises: ValueError if there is none.
+        """
+        wanted = tuple(nodes)
+        for index, path in enumerate(self.paths):
+            if path.nodes[: len(wanted)] == wanted:
+                return index
+        raise ValueError(f"no path of the tree begins with nodes {wanted}")
