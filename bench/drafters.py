@@ -24,7 +24,7 @@ from outrider.v1 import generation_pb2 as pb
 TARGET_ONLY = "target-only"
 COPYING = ("summarization", "rag")  # categories whose answers repeat much of the question
 TEMPERATURES = (0.0, 0.8)
-MAX_DRAFT_TOKENS = 16
+MAX_DRAFT_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,9 @@ CONTESTANTS = (
     Contestant(TARGET_ONLY),
     Contestant("ngram", 8),
     Contestant("suffix", 8),
+    Contestant("recycling", 16),
+    Contestant("suffix+recycling", 16),
+    Contestant("suffix+recycling", 32),
     Contestant("model", 4),
     Contestant("model", 8),
     Contestant("parallel", 6),
@@ -139,7 +142,7 @@ async def run(options: argparse.Namespace) -> None:
     contestants = [c for c in CONTESTANTS if not options.sources or c.source in options.sources]
     if CONTESTANTS[0] not in contestants:
         contestants.insert(0, CONTESTANTS[0])
-    scores: Scores = {(c, t): Score() for c in contestants for t in TEMPERATURES}
+    scores: Scores = {(c, t): Score() for c in contestants for t in options.temperatures}
     num_different = 0
     stack_options = StackOptions(
         verifier_flags=[("--model", str(target))],
@@ -157,7 +160,7 @@ async def run(options: argparse.Namespace) -> None:
         offered = {source for worker in workers for source in worker.sources} | {TARGET_ONLY}
         contestants = [c for c in contestants if c.source in offered]
         for number, question in enumerate(questions):
-            for temperature in TEMPERATURES:
+            for temperature in options.temperatures:
                 expected: list[int] | None = None
                 for contestant in contestants:
                     # Later questions may profit from earlier answers, sources not from each other.
@@ -182,7 +185,7 @@ def report(
     """Print tables and write the JSON file."""
     details: dict[str, object] = {"questions": len(questions), "different_outputs": num_different}
     speedups: dict[float, dict[Contestant, float]] = {}
-    for temperature in TEMPERATURES:
+    for temperature in options.temperatures:
         alone = scores[contestants[0], temperature]
         rows = []
         speedups[temperature] = {}
@@ -230,6 +233,8 @@ def report(
             "x",
         )
         print_table(title, headers, rows)
+    if 0.0 not in options.temperatures:
+        return
     lengths = {each: scores[each, 0.0].mean_acceptance_length() for each in contestants}
     lookups = [c for c in contestants if c.source in ("ngram", "suffix")]
     summary = {
@@ -238,8 +243,8 @@ def report(
         "lookup_mal_summarization_rag": max(
             (scores[c, 0.0].mean_acceptance_length(COPYING) for c in lookups), default=0.0
         ),
-        "best_speedup_greedy": max(speedups[0.0].values()),
-        "best_speedup_t08": max(speedups[0.8].values()),
+        "best_speedup_greedy": max(speedups.get(0.0, {}).values(), default=0.0),
+        "best_speedup_t08": max(speedups.get(0.8, {}).values(), default=0.0),
     }
     if num_different:
         print(f"{num_different} outputs differ from target-only")
@@ -253,6 +258,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=120 if full else 24)
     parser.add_argument("--tokens", type=int, default=96, help="longest answer")
     parser.add_argument("--sources", nargs="+", default=[], help="by default all")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=list(TEMPERATURES))
     parser.add_argument("--draft", type=Path, default=None, help="another draft model")
     parser.add_argument("--draft-wait-ms", type=float, default=1000.0)
     asyncio.run(run(parser.parse_args()))

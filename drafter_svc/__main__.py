@@ -5,6 +5,7 @@ import sys
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 # Read once, when grpc is imported; gRPC's own lines are no JSON, and its errors reach us as codes.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -73,6 +74,7 @@ def model_sources(model: HostedModel) -> list[ModelSource]:
     if head is not None and head.num_parallel > 1:
         masks = Masks(head.num_parallel, head.mask_token_id)
         sources.insert(0, ModelSource(model.engine, longest, masks))
+        sources.insert(1, ModelSource(model.engine, longest, replace(masks, makes_trees=True)))
     return sources
 
 

@@ -10,15 +10,18 @@ from dataclasses import dataclass, field
 
 import torch
 
+from drafter_svc.product_tree import candidates, product_tree
 from drafter_svc.source import Block, Opening, Wanted
 from outrider.distribution import RowSampling
 from outrider.draft import Draft
 from outrider.engine import Engine, Finished, JobInput, SequenceCache
 from outrider.proposal import NUM_LISTED, Place, Proposal, propose
 from outrider.sampling import Mode
+from outrider.tree import GrowingTree
 
 NAME = "model"
 PARALLEL_NAME = "parallel"
+TREE_NAME = "parallel-tree"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,14 @@ class Masks:
 
     num_parallel: int = 1
     token_id: int = 0
+    makes_trees: bool = False
+    """One pass, and a tree of what is likely at each place; else a chain."""
 
     @property
     def source(self) -> str:
         """Name on the wire."""
+        if self.makes_trees:
+            return TREE_NAME
         return NAME if self.num_parallel == 1 else PARALLEL_NAME
 
 
@@ -57,6 +64,7 @@ class Drafting:
     drawn: list[int] = field(default_factory=list)
     distributions: list[tuple[bytes, bytes]] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)
+    tree: GrowingTree | None = None
     compute_ms: float = 0.0
 
     @property
@@ -73,6 +81,8 @@ class Drafting:
     def num_wanted(self) -> int:
         """Tokens to draw, the guess included, as far as the context goes."""
         num = self.wanted.num_draft_tokens
+        if self.masks.makes_trees:  # nodes are wanted; they stand at as many places as one pass has
+            num = min(num, self.masks.num_parallel - self.num_guesses)
         num += self.num_guesses if num else 0
         room = self.max_length - self.num_known
         return max(0, min(num, room))
@@ -126,12 +136,19 @@ class Drafting:
         )
 
     def take(self, proposals: Sequence[Proposal]) -> None:
+        """Keep what the pass has drawn."""
+        self.cache.truncate(self.num_known + len(self.drawn))  # masks are no part of the sequence
+        if self.masks.makes_trees:
+            self._take_tree(proposals)
+        else:
+            self._take_chain(proposals)
+
+    def _take_chain(self, proposals: Sequence[Proposal]) -> None:
         """Keep the drawn tokens up to one that ends the text.
 
         Ask for another pass unless enough were drawn. In RATIO the number was fixed beforehand:
         when a draft is ready must not depend on what was drawn.
         """
-        self.cache.truncate(self.num_known + len(self.drawn))  # masks are no part of the sequence
         ends = False
         for proposal in proposals:
             self.drawn.append(proposal.token_id)
@@ -148,9 +165,24 @@ class Drafting:
             begin = self.cache.length
             self.next = self._input(begin, self.drawn[begin - self.num_known :])
 
+    def _take_tree(self, proposals: Sequence[Proposal]) -> None:
+        skip, mode = self.num_guesses, self.opening.mode
+        likely = [
+            candidates(proposal, place, mode)
+            for proposal, place in zip(proposals, self.places(), strict=True)
+        ]
+        self.drawn = [proposal.token_id for proposal in proposals[:skip]]
+        self.tree = product_tree(likely[skip:], self.wanted.num_draft_tokens)
+        self.done = True
+
     def block(self) -> Block:
         """Return the proposal."""
         pending, skip = self.wanted.pending, self.num_guesses
+        if self.tree is not None:
+            path = () if pending is None else (*pending, *self.drawn)
+            ids, parents = tuple(self.tree.token_ids), tuple(self.tree.parents)
+            draft = Draft(ids, self.masks.source, parents=parents)
+            return Block(path=path, draft=draft, compute_ms=self.compute_ms)
         path = () if pending is None else (*pending, *self.drawn[:1])
         draft = Draft(
             token_ids=tuple(self.drawn[skip:]),

@@ -5,7 +5,7 @@ committed token. A chain is the tree whose parents are -1, 0, 1, ...
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 def chain_parents(num_nodes: int) -> tuple[int, ...]:
@@ -84,3 +84,20 @@ class TreeLayout:
             if path.nodes[: len(wanted)] == wanted:
                 return index
         raise ValueError(f"no path of the tree begins with nodes {wanted}")
+
+
+@dataclass(slots=True)
+class GrowingTree:
+    """Draft tokens in the order of their expected use; a node's parent comes before it."""
+
+    token_ids: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def add(self, token_id: int, parent: int) -> int:
+        """Append a node; return its index."""
+        self.token_ids.append(token_id)
+        self.parents.append(parent)
+        return len(self.token_ids) - 1

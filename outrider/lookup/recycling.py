@@ -9,25 +9,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from outrider.tree import GrowingTree
+
 NUM_CONTINUATIONS = 8
 # How often the id of each rank was the target's next token, when it was last seen behind the token;
 # on greedy answers of a small model.
 SHARES = (0.45, 0.14, 0.08, 0.05, 0.04, 0.03, 0.025, 0.02)
 CHAIN_SHARE = 0.7  # the same, of an id that another source expects
-
-
-@dataclass(slots=True)
-class Tree:
-    """Draft tokens in the order of their expected use; a node's parent comes before it."""
-
-    token_ids: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-
-    def add(self, token_id: int, parent: int) -> int:
-        """Append a node; return its index."""
-        self.token_ids.append(token_id)
-        self.parents.append(parent)
-        return len(self.token_ids) - 1
 
 
 @dataclass(slots=True)
@@ -46,13 +34,13 @@ class RecyclingTable:
         known = self._next.get(token_id)
         return known[0] if known else None
 
-    def grow(self, last_token_id: int, num_nodes: int, *, chain: Sequence[int] = ()) -> Tree:
+    def grow(self, last_token_id: int, num_nodes: int, *, chain: Sequence[int] = ()) -> GrowingTree:
         """Return a tree behind a token, its likeliest nodes first.
 
         ``chain``: ids that are expected to follow, from another source; they come first, and the
         tree grows from them too.
         """
-        tree, at = Tree(), -1
+        tree, at = GrowingTree(), -1
         heap: list[tuple[float, int, int, int]] = []
         order = 0
         taken: set[tuple[int, int]] = set()
@@ -73,7 +61,7 @@ class RecyclingTable:
             offer(parent, before, score)
             score, parent, before = score * CHAIN_SHARE, node, token_id
         offer(parent, before, score)
-        while heap and len(tree.token_ids) < num_nodes:
+        while heap and len(tree) < num_nodes:
             negative, _, parent, token_id = heapq.heappop(heap)
             if (parent, token_id) in taken:
                 continue

@@ -126,7 +126,8 @@ async def test_lookup_is_bound_to_no_tokenizer(toy: Path) -> None:
     async with cluster(verifiers=[verifier_of(toy)], drafters=[drafter_of(None)]) as services:
         drafter = services.workers[1]
         assert drafter.state == "ready"
-        assert list(drafter.sources) == ["ngram", "suffix"]
+        assert set(drafter.sources) == {"ngram", "suffix", "recycling", "suffix+recycling"}
+        assert drafter.sources[0] == "ngram"
 
 
 async def test_a_drafter_checks_the_target_by_itself(drafter: Worker) -> None:

@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 NUM_PARALLEL = 3
 COPIES = ("ngram", "suffix")
 TREES = ("recycling", "suffix+recycling")
-SOURCES = ("model", "parallel", *COPIES, *TREES, "suffix+model", "suffix+parallel")
+MODELS = ("model", "parallel", "parallel-tree")
+SOURCES = (*MODELS, *COPIES, *TREES, *(f"suffix+{name}" for name in MODELS))
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=24, seed=11, ignore_eos=True)
 # Each repeats a word of its own, so that there is something to copy.
@@ -98,7 +99,7 @@ async def test_alone_and_eight_at_once_as_without_drafts(
     num_accepted = sum(output.complete.receipt.num_accepted_draft_tokens for output in crowd)
     if source not in COPIES or sampling.is_greedy:
         assert num_drafted > 0
-    if source in ("model", "parallel"):
+    if source in MODELS:
         assert num_accepted > 0
         receipt, beside = alone[0].complete.receipt, crowd[0].complete.receipt
         assert receipt.num_accepted_draft_tokens == beside.num_accepted_draft_tokens
@@ -113,7 +114,7 @@ async def test_a_parallel_draft_may_be_longer_than_one_pass(stage: Stage):
 
 
 @pytest.mark.parametrize("rule", [AcceptanceRule.REJECTION, AcceptanceRule.BLOCK])
-@pytest.mark.parametrize("source", ["model", "parallel", "suffix+parallel"])
+@pytest.mark.parametrize("source", [*MODELS, "suffix+parallel"])
 async def test_drafts_with_probabilities_are_judged_by_them(
     stage: Stage, source: str, rule: AcceptanceRule
 ):
