@@ -5,12 +5,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from drafter_svc.source import Block, Opening, Wanted
+from outrider import sources
 from outrider.draft import Draft
 from outrider.lookup.ngram import NgramIndex
 from outrider.lookup.suffix import SaltedTexts, SharedTexts, SuffixIndex
-
-NGRAM = "ngram"
-SUFFIX = "suffix"
 
 
 class Index(Protocol):
@@ -75,7 +73,7 @@ class SuffixLease(LookupLease):
 class NgramSource:
     """The most recent match in the sequence itself; needs no model and fits any target."""
 
-    name: str = NGRAM
+    name: str = sources.NGRAM
     needs_tokenizer: bool = False
     num_continuations: int = 0
 
@@ -89,7 +87,7 @@ class SuffixSource:
     """The most frequent continuation in the sequence and in earlier outputs of its cache salt."""
 
     texts: SaltedTexts = field(default_factory=SaltedTexts)
-    name: str = SUFFIX
+    name: str = sources.SUFFIX
     needs_tokenizer: bool = False
     num_continuations: int = 0
 

@@ -12,16 +12,13 @@ import torch
 
 from drafter_svc.product_tree import candidates, product_tree
 from drafter_svc.source import Block, Opening, Wanted
+from outrider import sources
 from outrider.distribution import RowSampling
 from outrider.draft import Draft
 from outrider.engine import Engine, Finished, JobInput, SequenceCache
 from outrider.proposal import NUM_LISTED, Place, Proposal, propose
 from outrider.sampling import Mode
 from outrider.tree import GrowingTree
-
-NAME = "model"
-PARALLEL_NAME = "parallel"
-TREE_NAME = "parallel-tree"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +34,8 @@ class Masks:
     def source(self) -> str:
         """Name on the wire."""
         if self.makes_trees:
-            return TREE_NAME
-        return NAME if self.num_parallel == 1 else PARALLEL_NAME
+            return sources.PARALLEL_TREE
+        return sources.MODEL if self.num_parallel == 1 else sources.PARALLEL
 
 
 ONE_BY_ONE = Masks()

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from drafter_svc.lookup import SuffixLease, SuffixSource
 from drafter_svc.source import Block, Opening, Wanted
+from outrider import sources
 from outrider.draft import Draft
 from outrider.lookup.recycling import NUM_CONTINUATIONS, RecyclingTable, SaltedTables
 
-NAME = "recycling"
 MAX_NUM_COPIED = 8
 """Nodes at most that a copy takes, in a tree that has room for them twice."""
 
@@ -80,7 +80,8 @@ class RecyclingSource:
     @property
     def name(self) -> str:
         """Name on the wire."""
-        return NAME if self.lookup is None else f"{self.lookup.name}+{NAME}"
+        own = sources.RECYCLING
+        return own if self.lookup is None else f"{self.lookup.name}+{own}"
 
     def open(self, opening: Opening) -> RecyclingLease:
         """Begin at the table of the salt."""

@@ -14,10 +14,10 @@ from orchestrator.policy import SpeculationPlan
 from orchestrator.receipt import BlockResult, Stats
 from orchestrator.sequence import Sequence
 from orchestrator.verdict import Verdict
+from outrider import sources
 from outrider.draft import NO_DRAFT, Draft
 from outrider.lookup.ngram import NgramIndex
 
-LOOKUP_SOURCE = "lookup"
 FAILURES = ("drafter_lost", "drafter_refused")  # losses that speak against the drafter
 RETAKE_AFTER_S = 1.0  # a lost drafter is not asked again before
 
@@ -128,7 +128,7 @@ class Drafting:
         """Let the drafter answer for its drafts, and learn; lookup answers to nobody."""
         if self.lease is not None and verdict.continuations is not None:
             self.lease.teach(verdict.continuations)
-        if self.lease is not None and draft and draft.source != LOOKUP_SOURCE:
+        if self.lease is not None and draft and draft.source != sources.LOOKUP:
             invalid = verdict.invalid_draft
             self.lease.judge(f"invalid draft: {invalid}" if invalid else None)
 
@@ -230,7 +230,7 @@ class Drafting:
     def _look_up(self, sequence: Sequence, num_tokens: int) -> Draft:
         assert self.index is not None
         self.index.extend(sequence.token_ids[len(self.index) :])
-        return Draft(tuple(self.index.propose(num_tokens)), LOOKUP_SOURCE)
+        return Draft(tuple(self.index.propose(num_tokens)), sources.LOOKUP)
 
     def _why_none(self, sequence: Sequence) -> str:
         if self.lease is None:

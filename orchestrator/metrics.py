@@ -9,15 +9,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from orchestrator.admission import Admission
-from orchestrator.drafting import LOOKUP_SOURCE
 from orchestrator.generation import Generation
-from orchestrator.policy import LOOKUP
 from orchestrator.receipt import BlockResult
 from orchestrator.worker import Role, WorkerState
 from orchestrator.workers import WorkerPool
+from outrider import sources
 
 NAMESPACE = "outrider"
-KNOWN_SOURCES = frozenset({"model", LOOKUP, LOOKUP_SOURCE})  # a drafter may name anything
 LENGTHS = (*range(1, 10), 13, 17, 25, 33, 65)
 SECONDS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -101,7 +99,7 @@ class OrchestratorMetrics:
             (self._accepted_tokens, stats.accepted_tokens_by_source),
         ):
             for source, count in by_source.items():
-                known = source if source in KNOWN_SOURCES else "other"
+                known = source if source in sources.NAMES else "other"
                 counter.labels(model, known).inc(count)
         for position, count in enumerate(stats.accepted_by_position()):
             self._accepted_per_pos.labels(model, str(position)).inc(count)

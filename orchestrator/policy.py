@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from outrider import sources
 from outrider.errors import InvalidField
 from outrider.sampling import MAX_TRACED_IDS, AcceptanceRule
 
-LOOKUP = "ngram"
 ON = "on"
 
 
@@ -106,10 +106,10 @@ class Policy:
             raise InvalidField(
                 "speculation.num_draft_tokens", f"{wanted} is outside [1, {self.max_draft_tokens}]"
             )
-        sources = options.sources or self.sources
+        wanted_sources = options.sources or self.sources
         num = self.num_draft_tokens if wanted is None else wanted
         if num == 0:
             return SpeculationPlan((), ConstantLength(0), 0.0, False, "policy_target_only")
         # A client that names its sources gets those and nothing else.
-        lookup = self.lookup_on_miss if not options.sources else LOOKUP in options.sources
-        return SpeculationPlan(sources, ConstantLength(num), self.draft_wait_s, lookup, ON)
+        lookup = self.lookup_on_miss if not options.sources else sources.NGRAM in options.sources
+        return SpeculationPlan(wanted_sources, ConstantLength(num), self.draft_wait_s, lookup, ON)

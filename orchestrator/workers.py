@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.affinity import PrefixAffinity
-from orchestrator.policy import LOOKUP
 from orchestrator.worker import Role, Worker, WorkerState
 from outrider.errors import InvalidField, NotFound, Unavailable
 from outrider.identity import (
@@ -16,6 +15,7 @@ from outrider.identity import (
     template_differences,
     tokenizer_differences,
 )
+from outrider.sources import NGRAM
 from outrider.text import TextCodec
 from outrider.v1 import worker_pb2
 
@@ -160,7 +160,7 @@ class WorkerPool:
         drafters = [worker for worker in self.workers if worker.role is Role.DRAFTER]
         if not sources or self.may_grow or any(not worker.binding for worker in drafters):
             return
-        offered = {LOOKUP, *(source for worker in drafters for source in worker.sources)}
+        offered = {NGRAM, *(source for worker in drafters for source in worker.sources)}
         if not offered & set(sources):
             known = ", ".join(sorted(offered))
             raise InvalidField("speculation.sources", f"{', '.join(sources)}: there is {known}")

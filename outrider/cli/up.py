@@ -6,12 +6,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from outrider import sources
 from outrider.cli.interrupts import cancelled_by_signals
 from outrider.cli.render import plain_console
 from outrider.cli.stack import Stack, StackError, StackOptions, run_stack
 
 DEMO_MODELS = Path("build/models")
-LOOKUP = "ngram"
 # The answer repeats most of the prompt, so that lookup has something to find.
 EXAMPLE = "Rewrite in the past tense: The engineers check every bridge before the river rises."
 
@@ -74,7 +74,7 @@ def _stack_options(options: UpOptions, console: Console) -> StackOptions:
         target = str(prepared.target)
         if not draft:
             # The demo's draft model is untrained: there to be asked for, not to be the default.
-            draft, preferred = str(prepared.draft), ("--sources", LOOKUP)
+            draft, preferred = str(prepared.draft), ("--sources", sources.NGRAM)
     numerics = ("--dtype", options.dtype, "--device", options.device)
     use_draft = draft and not options.lookup_only
     model_flags = ("--model", draft, *numerics) if use_draft else ()
