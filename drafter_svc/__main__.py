@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from drafter_svc.chain import ChainedSource
 from drafter_svc.lookup import NgramSource, SuffixSource
+from drafter_svc.merged import MergedSource
 from drafter_svc.model import DraftingHead, Masks, ModelSource
 from drafter_svc.recycling import RecyclingSource
 from drafter_svc.servicer import DrafterServicer
@@ -57,7 +58,9 @@ async def open_drafter(settings: DrafterSettings) -> AsyncIterator[Register]:
         async with host_model(settings, make_head) as model:
             models = model_sources(model)
             chains = [ChainedSource(suffix, each) for each in models]
-            yield _register(settings, _by_name([*models, *lookups, *chains]), model, registry)
+            trees = [MergedSource(recycling[-1], each) for each in models if each.masks.makes_trees]
+            sources = _by_name([*models, *lookups, *chains, *trees])
+            yield _register(settings, sources, model, registry)
 
 
 def _by_name(sources: Sequence[Source]) -> dict[str, Source]:

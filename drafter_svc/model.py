@@ -179,7 +179,8 @@ class Drafting:
             path = () if pending is None else (*pending, *self.drawn)
             ids, parents = tuple(self.tree.token_ids), tuple(self.tree.parents)
             draft = Draft(ids, self.masks.source, parents=parents)
-            return Block(path=path, draft=draft, compute_ms=self.compute_ms)
+            scores = tuple(self.tree.scores)
+            return Block(path=path, draft=draft, compute_ms=self.compute_ms, scores=scores)
         path = () if pending is None else (*pending, *self.drawn[:1])
         draft = Draft(
             token_ids=tuple(self.drawn[skip:]),

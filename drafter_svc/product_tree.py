@@ -39,7 +39,7 @@ def product_tree(places: Sequence[Candidates], num_nodes: int) -> GrowingTree:
     offer(0, 0, -1, 1.0)
     while heap and len(tree) < num_nodes:
         negative, _, place, rank, parent, above = heapq.heappop(heap)
-        node = tree.add(places[place][rank][0], parent)
+        node = tree.add(places[place][rank][0], parent, -negative)
         offer(place, rank + 1, parent, above)
         offer(place + 1, 0, node, -negative)
     return tree

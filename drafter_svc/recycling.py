@@ -8,6 +8,7 @@ from drafter_svc.source import Block, Opening, Wanted
 from outrider import sources
 from outrider.draft import Draft
 from outrider.lookup.recycling import NUM_CONTINUATIONS, RecyclingTable, SaltedTables
+from outrider.tree import GrowingTree
 
 MAX_NUM_COPIED = 8
 """Nodes at most that a copy takes, in a tree that has room for them twice."""
@@ -24,7 +25,6 @@ class RecyclingLease:
     table: RecyclingTable
     source: str
     lookup: SuffixLease | None
-    last_token_id: int = -1
     length: int = 0
 
     @property
@@ -34,12 +34,7 @@ class RecyclingLease:
 
     async def draft(self, wanted: Wanted) -> Block:
         """Learn, then grow a tree behind what is known; behind a pending draft after a guess."""
-        for each in wanted.continuations:
-            self.table.learn(each.token_ids, each.rows())
-        self.length, self.last_token_id = wanted.base, wanted.token_ids[-1]
-        if self.lookup is not None:
-            self.lookup.index.truncate(wanted.start)
-            self.lookup.index.extend(wanted.token_ids)
+        self.learn(wanted)
         path: tuple[int, ...] = ()
         if wanted.pending is not None:
             before = (*wanted.token_ids, *wanted.pending)
@@ -47,11 +42,24 @@ class RecyclingLease:
             if guess is None:
                 return Block(path=wanted.pending, draft=Draft(source=self.source))
             path = (*wanted.pending, guess)
+        tree = self.grow(wanted, path)
+        draft = Draft(tuple(tree.token_ids), self.source, parents=tuple(tree.parents))
+        return Block(path=path, draft=draft, scores=tuple(tree.scores))
+
+    def learn(self, wanted: Wanted) -> None:
+        """Take in committed ids and what the target said."""
+        for each in wanted.continuations:
+            self.table.learn(each.token_ids, each.rows())
+        self.length = wanted.base
+        if self.lookup is not None:
+            self.lookup.index.truncate(wanted.start)
+            self.lookup.index.extend(wanted.token_ids)
+
+    def grow(self, wanted: Wanted, path: Sequence[int]) -> GrowingTree:
+        """Return a tree behind the committed ids and a path."""
         num_nodes = wanted.num_draft_tokens
         copied = self._copy(path, min(MAX_NUM_COPIED, max(1, num_nodes // 2)))
-        tree = self.table.grow((path or wanted.token_ids)[-1], num_nodes, chain=copied)
-        draft = Draft(tuple(tree.token_ids), self.source, parents=tuple(tree.parents))
-        return Block(path=path, draft=draft)
+        return self.table.grow((path or wanted.token_ids)[-1], num_nodes, chain=copied)
 
     def _guess(self, last_token_id: int, pending: Sequence[int]) -> int | None:
         copied = self._copy(pending, 1)

@@ -59,6 +59,8 @@ class Block:
     path: tuple[int, ...]
     draft: Draft
     compute_ms: float = 0.0
+    scores: tuple[float, ...] = ()
+    """Of a tree: how likely each node is to be accepted, as its source sees it."""
 
 
 class SourceLease(Protocol):

@@ -10,5 +10,6 @@ LOOKUP = "lookup"
 """The orchestrator's own, where a drafter has nothing ready; the others are drafters'."""
 
 MODELS = (MODEL, PARALLEL, PARALLEL_TREE)
-NAMES = frozenset((*MODELS, NGRAM, SUFFIX, RECYCLING, f"{SUFFIX}+{RECYCLING}", LOOKUP))
+TREES = (RECYCLING, f"{SUFFIX}+{RECYCLING}", f"{SUFFIX}+{RECYCLING}+{PARALLEL_TREE}")
+NAMES = frozenset((*MODELS, NGRAM, SUFFIX, *TREES, LOOKUP))
 """What a draft may say it comes from; a chain says which of its parts it was."""

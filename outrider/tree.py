@@ -92,12 +92,32 @@ class GrowingTree:
 
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    """How likely each node is to be accepted; never more than its parent's."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def add(self, token_id: int, parent: int) -> int:
+    def add(self, token_id: int, parent: int, score: float) -> int:
         """Append a node; return its index."""
         self.token_ids.append(token_id)
         self.parents.append(parent)
+        self.scores.append(score)
         return len(self.token_ids) - 1
+
+
+def merge(trees: Sequence[GrowingTree], num_nodes: int) -> GrowingTree:
+    """Return the likeliest nodes of several trees; a node of two counts by its higher score."""
+    scores: dict[tuple[int, ...], float] = {}
+    for tree in trees:
+        ways: list[tuple[int, ...]] = [()]
+        for token_id, parent, score in zip(tree.token_ids, tree.parents, tree.scores, strict=True):
+            way = (*ways[parent + 1], token_id)
+            ways.append(way)
+            scores[way] = max(score, scores.get(way, 0.0))
+    merged = GrowingTree()
+    index: dict[tuple[int, ...], int] = {(): -1}
+    # Stable, and a way is found after its beginning: of equal scores the parent stays first.
+    for way in sorted(scores, key=lambda way: (-scores[way], len(way)))[:num_nodes]:
+        index[way] = merged.add(way[-1], index[way[:-1]], scores[way])
+    return merged

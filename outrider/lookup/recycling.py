@@ -54,19 +54,19 @@ class RecyclingTable:
 
         for token_id in chain[:num_nodes]:
             taken.add((at, token_id))
-            at = tree.add(token_id, at)
-        # What a copy says is right more often than not, but less and less.
+            # What a copy says is right more often than not, but less and less.
+            at = tree.add(token_id, at, CHAIN_SHARE ** (at + 2))
         score, parent, before = 1.0, -1, last_token_id
         for node, token_id in enumerate(tree.token_ids):
             offer(parent, before, score)
-            score, parent, before = score * CHAIN_SHARE, node, token_id
+            score, parent, before = tree.scores[node], node, token_id
         offer(parent, before, score)
         while heap and len(tree) < num_nodes:
             negative, _, parent, token_id = heapq.heappop(heap)
             if (parent, token_id) in taken:
                 continue
             taken.add((parent, token_id))
-            offer(tree.add(token_id, parent), token_id, -negative)
+            offer(tree.add(token_id, parent, -negative), token_id, -negative)
         return tree
 
     def __len__(self) -> int:

@@ -26,7 +26,8 @@ NUM_PARALLEL = 3
 COPIES = ("ngram", "suffix")
 TREES = ("recycling", "suffix+recycling")
 MODELS = ("model", "parallel", "parallel-tree")
-SOURCES = (*MODELS, *COPIES, *TREES, *(f"suffix+{name}" for name in MODELS))
+ALL = "suffix+recycling+parallel-tree"
+SOURCES = (*MODELS, *COPIES, *TREES, *(f"suffix+{name}" for name in MODELS), ALL)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=24, seed=11, ignore_eos=True)
 # Each repeats a word of its own, so that there is something to copy.
@@ -172,7 +173,7 @@ async def test_trees_are_drafted_from_what_the_target_said(stage: Stage, source:
     assert other.num_accepted_draft_tokens == first.num_accepted_draft_tokens
 
 
-@pytest.mark.parametrize("source", TREES)
+@pytest.mark.parametrize("source", [*TREES, "parallel-tree", ALL])
 async def test_trees_are_verified_in_ratio_too(stage: Stage, source: str):
     sampling = replace(SAMPLED, temperature=0.3, max_tokens=60)
     for _ in range(2):
@@ -191,7 +192,7 @@ async def test_trees_are_verified_in_ratio_too(stage: Stage, source: str):
     assert not any("invalid" in each.reason for each in receipt.fallbacks)
 
 
-@pytest.mark.parametrize("source", TREES)
+@pytest.mark.parametrize("source", [*TREES, "parallel-tree", ALL])
 async def test_a_traced_tree_is_cut_to_a_chain(stage: Stage, source: str):
     request = generate_request(
         PROMPTS[6], GREEDY, sources=[source], num_draft_tokens=8, trace_top_ids=3

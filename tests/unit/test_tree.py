@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from outrider.tree import TreeLayout, chain_parents, children, depths
+from outrider.tree import GrowingTree, TreeLayout, chain_parents, children, depths, merge
 
 
 def random_parents(rng: random.Random, num_nodes: int) -> list[int]:
@@ -48,3 +48,39 @@ def test_what_is_no_tree_is_refused():
         TreeLayout.of([-1, 1])
     with pytest.raises(ValueError, match="no path"):
         TreeLayout.of([-1, 0, 0]).path_through([0, 2, 1])
+
+
+def test_a_merged_tree_holds_the_likeliest_nodes_of_both():
+    one, other = GrowingTree(), GrowingTree()
+    one.add(7, one.add(5, -1, 0.6), 0.5)
+    other.add(5, -1, 0.3)
+    other.add(9, other.add(8, -1, 0.4), 0.35)
+    other.add(6, 0, 0.2)
+    whole = merge([one, other], 10)
+    assert list(zip(whole.token_ids, whole.parents, whole.scores, strict=True)) == [
+        (5, -1, 0.6),
+        (7, 0, 0.5),
+        (8, -1, 0.4),
+        (9, 2, 0.35),
+        (6, 0, 0.2),
+    ]
+    assert merge([one, other], 3).token_ids == [5, 7, 8]
+    assert not len(merge([], 3))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_merged_is_a_tree_without_twins(seed):
+    rng = random.Random(seed)
+    trees = []
+    for _ in range(3):
+        tree = GrowingTree()
+        for node in range(rng.randint(0, 12)):
+            parent = rng.randrange(-1, node)
+            above = 1.0 if parent < 0 else tree.scores[parent]
+            tree.add(rng.randrange(4), parent, above * rng.choice([1.0, 0.5, 0.3]))
+        trees.append(tree)
+    merged = merge(trees, rng.randint(1, 20))
+    TreeLayout.of(merged.parents)
+    places = list(zip(merged.parents, merged.token_ids, strict=True))
+    assert len(set(places)) == len(places)
+    assert merged.scores == sorted(merged.scores, reverse=True)
