@@ -12,7 +12,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos models fmt lint test statistical slow failover-soak parity compose-test images check demo \
+.PHONY: help setup protos models fmt lint test statistical slow law-soak failover-soak parity compose-test compose-check images check demo \
 	up bench-overhead bench-target-only bench-acceptance bench-drafters gpu-check clean
 .DELETE_ON_ERROR:
 
@@ -71,7 +71,10 @@ statistical: $(SETUP) $(STUBS) $(MODELS) ## Run the tests of sampling laws
 	$(PYTEST) -m statistical --timeout 900
 
 slow: $(SETUP) $(STUBS) $(MODELS) ## Run the tests that mostly wait
-	$(PYTEST) -m 'slow and not parity and not statistical' --timeout 300
+	$(PYTEST) -m 'slow and not parity and not statistical and not compose' --timeout 300
+
+law-soak: $(SETUP) $(STUBS) ## Check the law of coupled requests over gRPC with 20,000 of them
+	OUTRIDER_COUPLED_REQUESTS=20000 $(PYTEST) -m statistical --timeout 900 tests/statistical/test_law_over_grpc.py
 
 failover-soak: $(SETUP) $(STUBS) ## Kill, stop and drain workers in 50 streams
 	OUTRIDER_FAILOVER_ROUNDS=50 $(PYTEST) -m slow tests/integration/test_failover_of_processes.py
@@ -81,6 +84,10 @@ parity: $(SETUP) $(STUBS) $(MODELS) ## Compare many long outputs with transforme
 
 compose-test: $(SETUP) $(STUBS) $(MODELS) ## Build the images and test the services in containers
 	docker/with-docker.sh env $(PYTEST) -m compose --timeout 420 tests/compose
+
+compose-check: $(SETUP) $(STUBS) $(MODELS) ## The shorter ones of these, where a Docker engine can be had
+	docker/with-docker.sh env $(PYTEST) -m 'compose and not slow' --timeout 420 tests/compose || \
+		{ test $$? = 77 && echo 'SKIPPED: services in containers; no Docker engine can be had here'; }
 
 images: ## Build the images of the three services
 	docker/with-docker.sh true

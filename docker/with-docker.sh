@@ -5,12 +5,14 @@
 #
 # As root on Debian it installs what is missing. An engine that it had to start it also stops, and
 # whatever the command left of the Compose project COMPOSE_PROJECT_NAME is removed. Where no image
-# registry can be reached, the base images are made here.
+# registry can be reached, the base images are made here. Exit status 77: no engine can be had.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 readonly here base=python:3.11-slim-bookworm
 export COMPOSE_PROJECT_NAME=${COMPOSE_PROJECT_NAME:-outrider-$$}
 engine=
+
+readonly unavailable=77  # exit status where this machine cannot have an engine
 
 say() { echo "with-docker: $*" >&2; }
 
@@ -38,11 +40,13 @@ packages() {
 install() {
   if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     say "needs $*, and can install it only as root on Debian"
-    exit 1
+    exit "$unavailable"
   fi
   say "installing $*"
-  apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+  {
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+  } || exit "$unavailable"
 }
 
 compose() {
@@ -63,7 +67,7 @@ start_engine() {
   done
   say 'the engine does not start:'
   tail "$log" >&2
-  exit 1
+  exit "$unavailable"
 }
 
 has() { docker image inspect "$1" >/dev/null 2>&1 || docker pull --quiet "$1" >/dev/null 2>&1; }
@@ -72,7 +76,7 @@ images() {
   if ! has "$base"; then
     command -v debootstrap >/dev/null || install debootstrap
     say "making $base"
-    "$here/base-image.sh"
+    "$here/base-image.sh" || exit "$unavailable"
   fi
   if docker image inspect outrider-builder:bookworm >/dev/null 2>&1; then
     export BUILDER_IMAGE=outrider-builder:bookworm BUILD_NETWORK=host

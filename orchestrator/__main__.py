@@ -55,11 +55,10 @@ def places(settings: OrchestratorSettings) -> list[Place]:
 
 def obstacle(pool: WorkerPool, settings: OrchestratorSettings) -> str:
     """Return why no verifier is ready."""
-    verifiers = [worker for worker in pool.workers if worker.role is Role.VERIFIER]
-    reasons = [f"{worker.address}: {worker.reason}" for worker in verifiers]
-    if not reasons:
-        reasons = [f"{target}: no address found yet" for target in settings.verifier]
-    return f"no verifier is ready: {'; '.join(reasons)}"
+    if any(worker.role is Role.VERIFIER for worker in pool.workers):
+        return pool.obstacle()
+    missing = (f"{target}: no address found yet" for target in settings.verifier)
+    return "; ".join([pool.obstacle(), *missing])
 
 
 @asynccontextmanager

@@ -72,7 +72,7 @@ class Policy:
 
     sources: tuple[str, ...] = ()
     num_draft_tokens: int = 4
-    max_draft_tokens: int = 16
+    max_draft_tokens: int = 32
     draft_wait_s: float = 0.1
     lookup_on_miss: bool = True
     rule: AcceptanceRule = AcceptanceRule.COUPLED

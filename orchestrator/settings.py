@@ -37,10 +37,10 @@ class OrchestratorSettings(ServiceSettings):
         description="Draft sources in order of preference; empty leaves it to the drafter.",
     )
     num_draft_tokens: int = Field(
-        default=4, ge=0, le=16, description="Tokens per draft; 0 turns speculation off."
+        default=4, ge=0, le=64, description="Tokens per draft; 0 turns speculation off."
     )
     max_draft_tokens: int = Field(
-        default=16, ge=1, le=64, description="Longest draft that a request may ask for."
+        default=32, ge=1, le=64, description="Longest draft that a request may ask for."
     )
     max_worker_failures: int = Field(
         default=MAX_FAILURES,

@@ -140,16 +140,17 @@ class WorkerPool:
         ]
         return min(able, key=lambda worker: worker.num_leases, default=None)
 
-    def obstacle(self, target: Target) -> str:
-        """Return why no verifier of a target is ready, address by address."""
-        name = target.identity.name
+    def obstacle(self, target: Target | None = None) -> str:
+        """Return why no verifier of a target, or of any, is ready, address by address."""
+        name = None if target is None else target.identity.name
         reasons = [
             f"{worker.address}: {worker.reason or 'serves other weights now'}"
             for worker in self.workers
             if worker.role is Role.VERIFIER
-            and (worker.identity is None or worker.identity.name == name)
+            and (name is None or worker.identity is None or worker.identity.name == name)
         ]
-        return f"no verifier of {name} is ready" + "".join(f"; {each}" for each in reasons)
+        of = "" if name is None else f" of {name}"
+        return f"no verifier{of} is ready" + "".join(f"; {each}" for each in reasons)
 
     def check_sources(self, sources: tuple[str, ...]) -> None:
         """Raise InvalidField if no drafter offers any of the sources, as far as all are known.

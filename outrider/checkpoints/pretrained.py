@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +135,7 @@ def assemble(target: Path, pretrained: Path, folder: Path) -> Path:
             "num_parallel": config.num_parallel,
             "mask_token_id": vocab_size,
             "draft_ids": list(config.draft_ids),
+            "assembled_from": _digest(pretrained),
         }
         (temporary / "config.json").write_text(json.dumps(full) + "\n")
         for name in TOKENIZER_FILE_NAMES:
@@ -141,6 +143,20 @@ def assemble(target: Path, pretrained: Path, folder: Path) -> Path:
                 shutil.copyfile(target / name, temporary / name)
 
     return make_once(folder, fill)
+
+
+def is_assembled_from(folder: Path, pretrained: Path) -> bool:
+    """Return whether a folder was assembled from these very weights."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return bool(config.get(CONFIG_KEY, {}).get("assembled_from") == _digest(pretrained))
+
+
+def _digest(pretrained: Path) -> str:
+    parts = [(pretrained / name).read_bytes() for name in (CONFIG_NAME, WEIGHTS_NAME)]
+    return blake2b(b"".join(parts), digest_size=16).hexdigest()
 
 
 def _save_weights(target: Path, pretrained: Path, folder: Path, vocab_size: int) -> None:

@@ -131,7 +131,7 @@ def generate(
         int,
         typer.Option(
             "--k",
-            help="Tokens per draft, up to the server's limit (16 unless it was told another);"
+            help="Tokens per draft, up to the server's limit (32 unless it was told another);"
             " 0: the policy's.",
             min=0,
             max=1024,

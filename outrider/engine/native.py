@@ -146,10 +146,12 @@ def _compiled() -> Path:
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        opened = tempfile.TemporaryDirectory(dir=folder)
     except OSError:  # a read-only home: build again at every start
         folder = Path(tempfile.mkdtemp(prefix="outrider-"))
         target = folder / target.name
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        opened = tempfile.TemporaryDirectory(dir=folder)
+    with opened as scratch:
         built = Path(scratch) / "kernels.so"
         command = [compiler, *FLAGS, str(SOURCE), "-o", str(built), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -97,7 +97,7 @@ class Deployment:
             "COMPOSE_PROJECT_NAME": self.project,
             "MODELS": str(self.models.absolute()),
             "TARGET_MODEL": "/models/smollm2-135m-instruct",
-            "DRAFT_MODEL": "/models/smollm2-135m-instruct-cut6",
+            "DRAFT_MODEL": "/models/smollm2-135m-instruct-draft",
             "STRANGER": str(self.stranger),
             "PORT": str(self.port),
             # Few cores, many containers: slow is neither hung nor too late, and drafts are short.

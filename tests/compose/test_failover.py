@@ -56,6 +56,7 @@ async def test_streams_survive_the_kill_of_the_only_drafter(
         await until(drafts_again)
 
 
+@pytest.mark.slow
 async def test_running_streams_finish_before_the_orchestrator_stops(
     deployment: Deployment, answers: Answers
 ) -> None:
@@ -93,6 +94,7 @@ async def begin(client: Client, question: Question, num_tokens: int) -> list[int
     return ids
 
 
+@pytest.mark.slow
 async def test_a_client_goes_on_where_the_orchestrator_was_killed(
     deployment: Deployment, answers: Answers
 ) -> None:

@@ -45,6 +45,7 @@ async def measured(deployment: Deployment, names: list[str]) -> dict[str, float]
     return dict(zip(names, sums, strict=True))
 
 
+@pytest.mark.slow
 async def test_prometheus_agrees_with_the_receipts(
     deployment: Deployment, answers: Answers
 ) -> None:
@@ -58,6 +59,7 @@ async def test_prometheus_agrees_with_the_receipts(
     assert counted == by_metric(list(outputs))
 
 
+@pytest.mark.slow
 async def test_accepted_tokens_by_position_and_source_agree_with_the_receipts(
     deployment: Deployment, answers: Answers
 ) -> None:

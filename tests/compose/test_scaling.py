@@ -6,7 +6,11 @@ from tests.compose.deployment import Deployment, command, until
 from tests.compose.load import streams
 from tests.compose.requests import QUESTIONS, Answers
 
-pytestmark = [pytest.mark.compose, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [
+    pytest.mark.compose,
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="session"),
+]
 
 PASSES = "outrider_engine_passes_total"
 

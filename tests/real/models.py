@@ -19,8 +19,8 @@ def target(dtype: str = "bfloat16") -> Opener:
     return lambda: open_verifier(settings)
 
 
-def untrained_draft(dtype: str = "bfloat16") -> Opener:
-    """A drafter of six of the target's layers, which guesses badly."""
+def trained_draft(dtype: str = "bfloat16") -> Opener:
+    """A drafter with the model that was trained for the target."""
     settings = DrafterSettings(model=str(prepare().draft), dtype=dtype)
     return lambda: open_drafter(settings)
 

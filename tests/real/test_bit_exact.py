@@ -14,7 +14,7 @@ from bench.questions import load_questions
 from outrider.client import Output, generate_request
 from outrider.sampling import SamplingParams
 from tests.cluster import Cluster, cluster
-from tests.real.models import target, untrained_draft
+from tests.real.models import target, trained_draft
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 
@@ -28,9 +28,9 @@ LAWS = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def services() -> AsyncIterator[Cluster]:
-    """Target, and a drafter with an untrained model and lookup."""
+    """Target, and a drafter with a trained model, lookup and trees."""
     async with cluster(
-        verifiers=[target()], drafters=[untrained_draft()], draft_wait_ms=10_000
+        verifiers=[target()], drafters=[trained_draft()], draft_wait_ms=10_000
     ) as running:
         numerics = running.workers[0].identity.numerics
         assert numerics.dtype == "bfloat16"
@@ -113,7 +113,9 @@ async def test_target_only_is_the_same_alone_in_a_batch_and_on_a_prefix_hit(
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize(("source", "num_draft_tokens"), [("model", 3), ("ngram", 8)])
+@pytest.mark.parametrize(
+    ("source", "num_draft_tokens"), [("model", 3), ("parallel", 5), ("suffix+recycling", 12)]
+)
 async def test_no_draft_changes_a_token(
     services: Cluster,
     plain: dict[tuple[str, int], list[list[int]]],
@@ -129,8 +131,18 @@ async def test_no_draft_changes_a_token(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("source", ["model", "ngram"])
-@pytest.mark.parametrize("num_draft_tokens", range(1, 9))
+@pytest.mark.parametrize(
+    ("source", "num_draft_tokens"),
+    [
+        *(("model", num) for num in range(1, 9)),
+        ("ngram", 8),
+        ("suffix", 6),
+        ("recycling", 16),
+        ("parallel-tree", 16),
+        ("suffix+parallel", 7),
+        ("suffix+recycling+parallel-tree", 24),
+    ],
+)
 async def test_no_draft_of_any_length_changes_a_token(
     services: Cluster,
     plain: dict[tuple[str, int], list[list[int]]],

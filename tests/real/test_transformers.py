@@ -16,7 +16,7 @@ from outrider.checkpoints import prepare
 from outrider.client import generate_request
 from outrider.sampling import SamplingParams
 from tests.cluster import Cluster, cluster
-from tests.real.models import target, untrained_draft
+from tests.real.models import target, trained_draft
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 
@@ -28,7 +28,7 @@ AT_ONCE = 4
 async def services() -> AsyncIterator[Cluster]:
     """Target and untrained draft in float32."""
     async with cluster(
-        verifiers=[target("float32")], drafters=[untrained_draft("float32")]
+        verifiers=[target("float32")], drafters=[trained_draft("float32")]
     ) as running:
         yield running
 

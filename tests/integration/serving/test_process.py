@@ -157,7 +157,7 @@ async def test_an_orchestrator_says_why_no_verifier_is_ready():
             with pytest.raises(grpc.aio.AioRpcError) as error_info:
                 await client.generate(pb.GenerateRequest(text="wau"), timeout_s=5)
         assert error_info.value.code() is grpc.StatusCode.UNAVAILABLE
-        reason = f"no verifier is ready: 127.0.0.1:1: {awaited['reason']}"
+        reason = f"no verifier is ready; 127.0.0.1:1: {awaited['reason']}"
         assert error_info.value.details() == reason
         await asyncio.sleep(1)  # several retries
         service.process.send_signal(signal.SIGTERM)

@@ -174,8 +174,8 @@ def test_the_longest_prompt_leaves_one_token():
             "sampling_params.stop_token_ids", "leave no token", id="everything stops",
         ),
         pytest.param(
-            {"speculation": SpeculationOptions(num_draft_tokens=17)},
-            "speculation.num_draft_tokens", "outside [1, 16]", id="draft too long",
+            {"speculation": SpeculationOptions(num_draft_tokens=33)},
+            "speculation.num_draft_tokens", "outside [1, 32]", id="draft too long",
         ),
     ],
 )  # fmt: skip
