@@ -15,6 +15,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from drafter_svc.chain import ChainedSource
+from drafter_svc.lookahead import LookaheadSource
 from drafter_svc.lookup import NgramSource, SuffixSource
 from drafter_svc.merged import MergedSource
 from drafter_svc.model import DraftingHead, Masks, ModelSource
@@ -44,7 +45,7 @@ async def open_drafter(settings: DrafterSettings) -> AsyncIterator[Register]:
     """Load the draft model where there is one; lookup is always offered."""
     suffix, tables = SuffixSource(), SaltedTables()
     recycling = (RecyclingSource(tables), RecyclingSource(tables, suffix))
-    lookups: list[Source] = [NgramSource(), suffix, *recycling]
+    lookups: list[Source] = [NgramSource(), suffix, *recycling, LookaheadSource()]
 
     def make_head(vocab_size: int, loaded: LoadedModel) -> DraftingHead:
         ids = () if loaded.draft_head is None else loaded.draft_head.draft_ids

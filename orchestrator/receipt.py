@@ -68,14 +68,14 @@ class Stats:
         if verdict.invalid_draft:
             self.note_fallback("invalid_draft")
         # In RATIO the tokens before a wrong one are still of use.
-        if draft and (not verdict.invalid_draft or verdict.num_accepted):
+        if draft.num_proposed and (not verdict.invalid_draft or verdict.num_accepted):
             accepted = sum(token.origin is Origin.ACCEPTED for token in delivered)
             self.num_spec_steps += 1
-            self.num_draft_tokens += len(draft)
+            self.num_draft_tokens += draft.num_proposed
             self.num_accepted_draft_tokens += accepted
             self.acceptance_histogram[accepted] += 1
             self.drafts_by_source[draft.source] += 1
-            self.draft_tokens_by_source[draft.source] += len(draft)
+            self.draft_tokens_by_source[draft.source] += draft.num_proposed
             self.accepted_tokens_by_source[draft.source] += accepted
 
     @property

@@ -78,7 +78,8 @@ def accepted_path(proposed: Proposed, target_token_ids: Sequence[int]) -> tuple[
     path: list[int] = []
     while True:
         said = target_token_ids[row]
-        node = next((n for n in below[row] if proposed.token_ids[n] == said), None)
+        fits = (n for n in below[row] if proposed.token_ids[n] == said and proposed.may_accept(n))
+        node = next(fits, None)
         if node is None:
             return tuple(path)
         path.append(node)

@@ -1,9 +1,9 @@
 """A draft as every part of Outrider sees it: ids, and what they were drawn from."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from outrider.tree import TreeLayout, chain_parents
+from outrider.tree import chain_parents
 from outrider.v1 import common_pb2 as pb
 
 
@@ -13,7 +13,8 @@ class Draft:
 
     ``distributions`` holds per token the packed (ids, counts) of ``TokenDistribution``, or is empty
     for point masses; the orchestrator passes them on as opaque bytes. ``logit_margins`` is per
-    token or empty. ``parents`` is empty for a chain.
+    token or empty. ``parents`` is empty for a chain. ``probes`` tells which nodes are verified and
+    never accepted, or is empty.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -21,6 +22,12 @@ class Draft:
     distributions: tuple[tuple[bytes, bytes], ...] = ()
     logit_margins: tuple[float, ...] = ()
     parents: tuple[int, ...] = ()
+    probes: tuple[bool, ...] = ()
+
+    @property
+    def num_proposed(self) -> int:
+        """Tokens that may be accepted."""
+        return max(0, len(self.token_ids) - sum(self.probes))
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -35,6 +42,7 @@ class Draft:
             distributions=self.distributions[:num_tokens],
             logit_margins=self.logit_margins[:num_tokens],
             parents=self.parents[:num_tokens],
+            probes=self.probes[:num_tokens],
         )
 
     def has_path(self, nodes: Sequence[int]) -> bool:
@@ -45,16 +53,28 @@ class Draft:
             parents[node] == before for before, node in zip((-1, *nodes), nodes, strict=False)
         )
 
+    def simplest(self) -> "Draft":
+        """Return the same valid draft without parents that say it is a chain, or probes that are
+        none; with probes a chain is written as a tree."""
+        probes = self.probes if any(self.probes) else ()
+        chain = chain_parents(len(self))
+        parents = self.parents or chain
+        if parents == chain and not probes:
+            parents = ()
+        return replace(self, parents=parents, probes=probes)
+
     def first_path(self) -> "Draft":
-        """Return the chain along first children; of a chain itself, of what is no tree nothing."""
-        if not self.parents:
+        """Return the chain of the earliest children that may be accepted; of what is no tree,
+        nothing."""
+        if not self.parents and not self.probes:
             return self
-        try:
-            nodes = TreeLayout.of(self.parents).paths[0].nodes
-        except ValueError:
-            nodes = ()
-        if len(self.parents) != len(self.token_ids):
-            nodes = ()
+        nodes: list[int] = []
+        parents = self.parents or chain_parents(len(self))
+        if len(parents) == len(self) and len(self.probes) in (0, len(self)):
+            for node, parent in enumerate(parents):
+                is_first = parent == (nodes[-1] if nodes else -1)
+                if is_first and not (self.probes and self.probes[node]):
+                    nodes.append(node)
         return Draft(
             token_ids=tuple(self.token_ids[node] for node in nodes),
             source=self.source,
@@ -74,6 +94,7 @@ class Draft:
             distributions=[pb.TokenDistribution(ids=i, counts=c) for i, c in self.distributions],
             logit_margins=self.logit_margins,
             parents=self.parents,
+            probe=self.probes,
         )
 
     @classmethod
@@ -86,6 +107,7 @@ class Draft:
             distributions=tuple((d.ids, d.counts) for d in message.distributions),
             logit_margins=tuple(message.logit_margins),
             parents=tuple(message.parents),
+            probes=tuple(message.probe),
         )
 
 

@@ -25,6 +25,8 @@ class Proposed:
     is_corrected: bool = False
     parents: tuple[int, ...] = ()
     """Of a tree, as in ``outrider.tree``; empty for a chain."""
+    probes: tuple[bool, ...] = ()
+    """Of a tree: nodes that are never accepted; empty: there are none."""
 
     @classmethod
     def of(cls, draft: Draft) -> "Proposed":
@@ -35,7 +37,11 @@ class Proposed:
         whole = np.array([wire.TOTAL_COUNT], dtype=np.int64)
         ids = np.array(draft.token_ids, dtype=np.int64)
         listed = tuple((ids[i : i + 1], whole) for i in range(len(ids)))
-        return cls(draft.token_ids, listed, parents=draft.parents)
+        return cls(draft.token_ids, listed, parents=draft.parents, probes=draft.probes)
+
+    def may_accept(self, node: int) -> bool:
+        """False for a probe."""
+        return not self.probes or not self.probes[node]
 
     @property
     def row_depths(self) -> list[int]:

@@ -112,8 +112,8 @@ def validate_draft(
     depth = max(tree.depths(draft.parents), default=num_nodes)
     if depth > max_depth:
         return f"{depth} draft tokens in a row, at most {max(max_depth, 0)} fit the context"
-    if any(draft.probe):
-        return "probe: probes are not built"
+    if any(draft.probe) and draft.distributions:
+        return "probe: a probe is drawn from nothing, but distributions are given"
     if any(math.isnan(margin) for margin in draft.logit_margins):
         return "logit_margins: not a number"
     for node, drawn in enumerate(draft.token_ids if draft.distributions else ()):

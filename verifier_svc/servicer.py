@@ -14,7 +14,6 @@ from outrider.prefix import PrefixDigest
 from outrider.proposed import Proposed
 from outrider.sampling import MAX_TRACED_IDS, AcceptanceRule, Mode, proposal_key, read_law
 from outrider.serving.streams import first_message
-from outrider.tree import chain_parents
 from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire import validate_draft
 from outrider.worker import engine_load
@@ -133,23 +132,24 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         )
         if invalid:
             return Proposed(), invalid
-        parents = tuple(step.draft.parents)
-        if parents == chain_parents(len(parents)):
-            step.draft.ClearField("parents")
-        elif len(parents) > (most := self.engine.settings.max_tokens_per_pass // 2):
-            return Proposed(), f"parents: a tree of {len(parents)} nodes, at most {most}"
-        elif law.mode is Mode.RATIO and step.draft.distributions:
-            return Proposed(), "parents: in RATIO no tree of sampled nodes is verified"
-        elif step.top_ids:
-            return Proposed(), "parents: only chains are traced"
+        draft = Draft.from_proto(step.draft).simplest()
+        if draft.parents and (reason := self._obstacle_to_tree(law, draft, step)):
+            return Proposed(), reason
         if law.mode is not Mode.RATIO:
-            parents = tuple(step.draft.parents)
-            return Proposed(tuple(step.draft.token_ids), parents=parents), ""
-        return Proposed.of(Draft.from_proto(step.draft)).redrawn(
+            return Proposed(draft.token_ids, parents=draft.parents, probes=draft.probes), ""
+        return Proposed.of(draft).redrawn(
             proposal_key=proposal_key(law.key),
             base_position=step.start + len(step.token_ids),
             cycle=step.cycle,
         )
+
+    def _obstacle_to_tree(self, law: Law, draft: Draft, step: verifier_pb2.Step) -> str:
+        most = self.engine.settings.max_tokens_per_pass // 2  # a tree goes into one pass
+        if len(draft) > most:
+            return f"parents: a tree of {len(draft)} nodes, at most {most}"
+        if law.mode is Mode.RATIO and draft.distributions:
+            return "parents: in RATIO no tree of sampled nodes is verified"
+        return "parents: only chains are traced" if step.top_ids else ""
 
     def _verdict(self, cycle: int, job: Verification, invalid: str) -> verifier_pb2.Verdict:
         assert job.decision is not None

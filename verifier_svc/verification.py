@@ -86,7 +86,8 @@ class Verification:
         if self.layout is None:
             return self.decision.num_accepted == len(self.draft_token_ids)
         last = self.decision.accepted_nodes[-1:] or (-1,)
-        return last[0] not in self.layout.parents
+        below = (node for node, parent in enumerate(self.layout.parents) if parent == last[0])
+        return not any(map(self.proposed.may_accept, below))
 
     def start(self) -> JobInput:
         """Return what the engine feeds."""

@@ -12,6 +12,7 @@ from outrider.cli.render import plain_console
 from outrider.cli.stack import Stack, StackError, StackOptions, run_stack
 
 DEMO_MODELS = Path("build/models")
+DEFAULT_SOURCE = f"{sources.SUFFIX}+{sources.PARALLEL}"  # copies where they fit, else the model
 # The answer repeats most of the prompt, so that lookup has something to find.
 EXAMPLE = "Rewrite in the past tense: The engineers check every bridge before the river rises."
 
@@ -73,8 +74,7 @@ def _stack_options(options: UpOptions, console: Console) -> StackOptions:
         prepared = prepare(DEMO_MODELS)
         target = str(prepared.target)
         if not draft:
-            # The demo's draft model is untrained: there to be asked for, not to be the default.
-            draft, preferred = str(prepared.draft), ("--sources", sources.NGRAM)
+            draft, preferred = str(prepared.draft), ("--sources", DEFAULT_SOURCE)
     numerics = ("--dtype", options.dtype, "--device", options.device)
     use_draft = draft and not options.lookup_only
     model_flags = ("--model", draft, *numerics) if use_draft else ()

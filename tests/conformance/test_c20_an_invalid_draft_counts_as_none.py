@@ -19,7 +19,11 @@ INVALID = {
     "too long": common_pb2.Draft(token_ids=[1] * 65),
     "a parent that comes later": common_pb2.Draft(token_ids=[1, 2], parents=[1, 0]),
     "a tree that is too large": common_pb2.Draft(token_ids=[1] * 65, parents=[-1] * 65),
-    "a probe": common_pb2.Draft(token_ids=[1], probe=[True]),
+    "a probe that was drawn": common_pb2.Draft(
+        token_ids=[1],
+        probe=[True],
+        distributions=[common_pb2.TokenDistribution(ids=IDS, counts=COUNTS)],
+    ),
     "a distribution missing": common_pb2.Draft(
         token_ids=[1, 2], distributions=[common_pb2.TokenDistribution(ids=IDS, counts=COUNTS)]
     ),

@@ -27,7 +27,8 @@ COPIES = ("ngram", "suffix")
 TREES = ("recycling", "suffix+recycling")
 MODELS = ("model", "parallel", "parallel-tree")
 ALL = "suffix+recycling+parallel-tree"
-SOURCES = (*MODELS, *COPIES, *TREES, *(f"suffix+{name}" for name in MODELS), ALL)
+LOOKAHEAD = "lookahead"
+SOURCES = (*MODELS, *COPIES, *TREES, *(f"suffix+{name}" for name in MODELS), ALL, LOOKAHEAD)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=24, seed=11, ignore_eos=True)
 # Each repeats a word of its own, so that there is something to copy.
@@ -98,7 +99,12 @@ async def test_alone_and_eight_at_once_as_without_drafts(
         assert_parity(output, plain[index], (source, index))
     num_drafted = sum(output.complete.receipt.num_draft_tokens for output in crowd)
     num_accepted = sum(output.complete.receipt.num_accepted_draft_tokens for output in crowd)
-    if source not in COPIES or sampling.is_greedy:
+    if source == LOOKAHEAD:
+        assert all(
+            output.complete.receipt.num_draft_tokens <= 8 * len(output.token_ids)
+            for output in crowd
+        )
+    elif source not in COPIES or sampling.is_greedy:
         assert num_drafted > 0
     if source in MODELS:
         assert num_accepted > 0
@@ -192,14 +198,32 @@ async def test_trees_are_verified_in_ratio_too(stage: Stage, source: str):
     assert not any("invalid" in each.reason for each in receipt.fallbacks)
 
 
-@pytest.mark.parametrize("source", [*TREES, "parallel-tree", ALL])
+@pytest.mark.parametrize("source", [*TREES, "parallel-tree", ALL, LOOKAHEAD])
 async def test_a_traced_tree_is_cut_to_a_chain(stage: Stage, source: str):
     request = generate_request(
         PROMPTS[6], GREEDY, sources=[source], num_draft_tokens=8, trace_top_ids=3
     )
     output = await stage.client.generate(request, timeout_s=50)
     assert_parity(output, await stage.plain(PROMPTS[6], GREEDY))
-    assert output.complete.receipt.num_draft_tokens > 0
+    if source != LOOKAHEAD:  # a short output gives it nothing to guess from
+        assert output.complete.receipt.num_draft_tokens > 0
+
+
+async def test_lookahead_keeps_nothing_for_the_next_request(stage: Stage):
+    """Case 04: the same prompt five times, then another one, then the first again."""
+    sampling = replace(GREEDY, max_tokens=60)
+    plain = [await stage.plain(PROMPTS[index], sampling) for index in (0, 1)]
+    receipts = []
+    for index in (0, 0, 0, 0, 0, 1, 0):
+        output = await stage.speculated(
+            PROMPTS[index], sampling, drafter=LOOKAHEAD, num_draft_tokens=24
+        )
+        assert_parity(output, plain[index])
+        if index == 0:
+            receipts.append(output.complete.receipt)
+    assert len({receipt.num_accepted_draft_tokens for receipt in receipts}) == 1
+    assert len({receipt.num_draft_tokens for receipt in receipts}) == 1
+    assert receipts[0].num_draft_tokens > 0, "the window gave no n-grams"
 
 
 async def test_only_ids_of_the_draft_vocabulary_are_proposed(stage: Stage, drafter: Path):

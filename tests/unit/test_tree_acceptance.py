@@ -42,10 +42,12 @@ def target_law() -> dict[tuple[int, ...], Fraction]:
 
 
 def tree_at(prefix: tuple[int, ...], seed: int) -> Proposed:
-    """A tree that is a function of the prefix; twins and hopeless tokens are welcome."""
+    """A tree that is a function of the prefix; twins, hopeless tokens and probes are welcome."""
     rng = Random(f"{seed}{prefix}")
     parents = tuple(rng.randrange(-1, node) for node in range(rng.randint(0, 3)))
-    return Proposed(tuple(rng.randrange(VOCAB_SIZE) for _ in parents), parents=parents)
+    token_ids = tuple(rng.randrange(VOCAB_SIZE) for _ in parents)
+    probes = tuple(rng.random() < 0.25 for _ in parents)
+    return Proposed(token_ids, parents=parents, probes=probes)
 
 
 @cache
@@ -150,3 +152,10 @@ def test_a_tree_keeps_what_its_best_chain_keeps(mode):
         assert made.num_accepted == best
         kept += best
     assert kept > 20
+
+
+def test_a_probe_is_never_accepted_nor_what_hangs_on_it():
+    proposed = Proposed((4, 5, 4), parents=(-1, 0, -1), probes=(True, False, False))
+    assert accepted_path(proposed, [4, 5, 1, 2]) == (2,)
+    proposed = Proposed((4, 5), parents=(-1, 0), probes=(True, False))
+    assert accepted_path(proposed, [4, 5, 1]) == ()
