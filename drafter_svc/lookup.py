@@ -9,6 +9,7 @@ from outrider import sources
 from outrider.draft import Draft
 from outrider.lookup.ngram import NgramIndex
 from outrider.lookup.suffix import SaltedTexts, SharedTexts, SuffixIndex
+from outrider.sampling import Mode
 
 
 class Index(Protocol):
@@ -92,7 +93,11 @@ class SuffixSource:
     num_continuations: int = 0
 
     def open(self, opening: Opening) -> SuffixLease:
-        """Begin with an empty index beside the outputs of the same salt."""
+        """Begin with an empty index beside the outputs of the same salt.
+
+        Not in RATIO: an earlier output of the same seed was drawn with the noise that decides this
+        one, and drafts that know it would change the law.
+        """
         shared = self.texts.of(opening.salt)
-        index = SuffixIndex(shared)
+        index = SuffixIndex(None if opening.mode is Mode.RATIO else shared)
         return SuffixLease(index, self.name, shared, opening.num_prompt_tokens)

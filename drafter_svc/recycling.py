@@ -8,6 +8,7 @@ from drafter_svc.source import Block, Opening, Wanted
 from outrider import sources
 from outrider.draft import Draft
 from outrider.lookup.recycling import NUM_CONTINUATIONS, RecyclingTable, SaltedTables
+from outrider.sampling import Mode
 from outrider.tree import GrowingTree
 
 MAX_NUM_COPIED = 8
@@ -18,13 +19,14 @@ MAX_NUM_COPIED = 8
 class RecyclingLease:
     """One sequence's place in the table that its cache salt shares, with a copy where one fits.
 
-    Trees are functions of the committed ids and of what the target said before, so they are exact
-    in every mode.
+    Trees are functions of the committed ids and of what the target said before, in RATIO of the
+    sequence itself, so they are exact in every mode.
     """
 
     table: RecyclingTable
     source: str
     lookup: SuffixLease | None
+    vocab_size: int
     length: int = 0
 
     @property
@@ -49,7 +51,8 @@ class RecyclingLease:
     def learn(self, wanted: Wanted) -> None:
         """Take in committed ids and what the target said."""
         for each in wanted.continuations:
-            self.table.learn(each.token_ids, each.rows())
+            if each.is_below(self.vocab_size):
+                self.table.learn(each.token_ids, each.rows())
         self.length = wanted.base
         if self.lookup is not None:
             self.lookup.index.truncate(wanted.start)
@@ -92,6 +95,8 @@ class RecyclingSource:
         return own if self.lookup is None else f"{self.lookup.name}+{own}"
 
     def open(self, opening: Opening) -> RecyclingLease:
-        """Begin at the table of the salt."""
+        """Begin at the table of the salt; in RATIO at one of its own, as copies do."""
         lookup = None if self.lookup is None else self.lookup.open(opening)
-        return RecyclingLease(self.tables.of(opening.salt), self.name, lookup)
+        is_ratio = opening.mode is Mode.RATIO
+        table = RecyclingTable() if is_ratio else self.tables.of(opening.salt)
+        return RecyclingLease(table, self.name, lookup, opening.vocab_size)

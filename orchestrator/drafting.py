@@ -128,8 +128,8 @@ class Drafting:
         """Let the drafter answer for its drafts, and learn; lookup answers to nobody."""
         if self.lease is not None and verdict.continuations is not None:
             self.lease.teach(verdict.continuations)
-        if self.lease is not None and draft and draft.source != sources.LOOKUP:
-            invalid = verdict.invalid_draft
+        if self.lease is not None and draft.num_proposed and draft.source != sources.LOOKUP:
+            invalid = "" if verdict.no_room_for_draft else verdict.invalid_draft
             self.lease.judge(f"invalid draft: {invalid}" if invalid else None)
 
     @property

@@ -65,8 +65,12 @@ class Stats:
         self.verify_ms += served_ms
         self.network_ms += max(verdict.round_trip_ms - served_ms, 0.0)
         self.min_margin = min(self.min_margin, verdict.margin)
-        if verdict.invalid_draft:
+        if verdict.no_room_for_draft:
+            self.note_fallback("no_room_for_draft")
+        elif verdict.invalid_draft:
             self.note_fallback("invalid_draft")
+        if draft and not draft.num_proposed:
+            self.note_fallback("probes_only")
         # In RATIO the tokens before a wrong one are still of use.
         if draft.num_proposed and (not verdict.invalid_draft or verdict.num_accepted):
             accepted = sum(token.origin is Origin.ACCEPTED for token in delivered)

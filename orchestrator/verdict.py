@@ -26,6 +26,7 @@ class Verdict:
     next_token_id: int
     next_origin: Origin
     invalid_draft: str
+    """Why the draft was treated as none; empty if it was not."""
     cached_tokens: int
     num_passes: int
     queue_ms: float
@@ -37,6 +38,9 @@ class Verdict:
 
     continuations: Any = None
     """What the target said of the verified rows, for the drafter; passed on as it is."""
+
+    no_room_for_draft: bool = False
+    """The draft was treated as none through no fault of the drafter's."""
 
     @property
     def num_accepted(self) -> int:

@@ -205,6 +205,7 @@ class VerifyLease:
             round_trip_ms=elapsed_s * 1e3,
             margin=verdict.min_decision_margin,
             trace=verdict.trace if verdict.HasField("trace") else None,
+            no_room_for_draft=verdict.no_room_for_draft,
             continuations=verdict.continuations if verdict.HasField("continuations") else None,
         )
 

@@ -30,10 +30,14 @@ class Continuations:
     def from_proto(cls, message: pb.Continuations) -> "Continuations | None":
         """Read a message; None for one whose parts do not fit each other."""
         num_rows = len(message.token_ids)
-        if not num_rows or len(message.top_ids) % (4 * num_rows):
+        if not num_rows or not message.top_ids or len(message.top_ids) % (4 * num_rows):
             return None
         ids = np.frombuffer(message.top_ids, dtype="<u4").astype(np.int64)
         return cls(tuple(message.token_ids), ids.reshape(num_rows, -1))
+
+    def is_below(self, vocab_size: int) -> bool:
+        """False if some id is none of the vocabulary."""
+        return max(self.token_ids) < vocab_size and int(self.top_ids.max()) < vocab_size
 
     def rows(self) -> Sequence[Sequence[int]]:
         """Return the ids of each row."""

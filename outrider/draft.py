@@ -70,7 +70,8 @@ class Draft:
             return self
         nodes: list[int] = []
         parents = self.parents or chain_parents(len(self))
-        if len(parents) == len(self) and len(self.probes) in (0, len(self)):
+        listed = (parents, self.probes, self.distributions, self.logit_margins)
+        if all(len(each) in (0, len(self)) for each in listed):  # else the verifier will refuse it
             for node, parent in enumerate(parents):
                 is_first = parent == (nodes[-1] if nodes else -1)
                 if is_first and not (self.probes and self.probes[node]):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.engine import Engine, SequenceCache
+from outrider.engine import Engine, NoRoomForTree, SequenceCache
 from outrider.errors import InvalidField
 from outrider.prefix import PrefixDigest
 from outrider.proposed import Proposed
@@ -45,6 +45,8 @@ class VerifierLease:
     ) -> Verification:
         """Run one step: truncate to ``start``, extend by ``token_ids``, check the draft.
 
+        A tree for which there is no room is treated as no draft; the job says so.
+
         Raises: InvalidField if the ids do not fit the context; CacheTooShort if KV got lost
             meanwhile.
         """
@@ -54,7 +56,27 @@ class VerifierLease:
             raise InvalidField("step.token_ids", f"a sequence of {base} tokens {limit}")
         self.digest.truncate(start)
         self.digest.extend(token_ids)
-        job = Verification(
+        job = self._job(start, token_ids, proposed, cycle, num_traced_ids, num_continuations)
+        try:
+            await self.engine.run(job)
+        except NoRoomForTree as error:
+            job = self._job(start, token_ids, Proposed(), cycle, num_traced_ids, num_continuations)
+            job.dropped = str(error)
+            await self.engine.run(job)
+        assert job.decision is not None
+        self.digest.extend([job.draft_token_ids[node] for node in job.decision.accepted_nodes])
+        return job
+
+    def _job(
+        self,
+        start: int,
+        token_ids: Sequence[int],
+        proposed: Proposed,
+        cycle: int,
+        num_traced_ids: int,
+        num_continuations: int,
+    ) -> Verification:
+        return Verification(
             cache=self.cache,
             law=self.law,
             begin=start,
@@ -65,10 +87,6 @@ class VerifierLease:
             num_continuations=num_continuations,
             priority=self.priority,
         )
-        await self.engine.run(job)
-        assert job.decision is not None
-        self.digest.extend([proposed.token_ids[node] for node in job.decision.accepted_nodes])
-        return job
 
     def close(self) -> None:
         """Give the KV back."""

@@ -102,7 +102,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             )
         except CacheTooShort as error:
             return _context_needed(step.cycle, error.length)
-        verdict = self._verdict(step.cycle, job, invalid)
+        verdict = self._verdict(step.cycle, job, invalid or job.dropped)
         return verifier_pb2.VerifyResponse(verdict=verdict)
 
     def _check_step(self, step: verifier_pb2.Step) -> None:
@@ -155,7 +155,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         assert job.decision is not None
         assert job.finished is not None
         decision, finished = job.decision, job.finished
-        if not job.draft_token_ids:
+        if not job.proposes:
             kind = verifier_pb2.NEXT_TOKEN_KIND_ONLY
         elif job.is_accepted_whole:
             kind = verifier_pb2.NEXT_TOKEN_KIND_BONUS
@@ -168,6 +168,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             next_token_kind=kind,
             cache_length=job.base + decision.num_accepted,
             invalid_draft=invalid,
+            no_room_for_draft=bool(job.dropped),
             cached_tokens=max(finished.cached_tokens - job.begin, 0),
             queue_ms=finished.queue_ms,
             compute_ms=finished.compute_ms,

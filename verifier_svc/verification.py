@@ -63,6 +63,8 @@ class Verification:
     trace: StepTrace | None = None
     continuations: Continuations | None = None
     finished: Finished | None = None
+    dropped: str = ""
+    """Why the step's draft was left out."""
     layout: TreeLayout | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,6 +80,11 @@ class Verification:
     def base(self) -> int:
         """Committed length: the position of the first draft token."""
         return self.begin + len(self.token_ids)
+
+    @property
+    def proposes(self) -> bool:
+        """False without a draft, or with one of probes alone."""
+        return any(map(self.proposed.may_accept, range(len(self.draft_token_ids))))
 
     @property
     def is_accepted_whole(self) -> bool:

@@ -66,6 +66,7 @@ def save_pretrained(
         tensors[MASK] = mask_embedding.detach().float().contiguous()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS_NAME)
+    (folder / WEIGHTS_NAME).chmod(0o644)  # saved for their owner only; servers run as other users
     (folder / CONFIG_NAME).write_text(json.dumps(asdict(config)) + "\n")
 
 
@@ -135,7 +136,7 @@ def assemble(target: Path, pretrained: Path, folder: Path) -> Path:
             "num_parallel": config.num_parallel,
             "mask_token_id": vocab_size,
             "draft_ids": list(config.draft_ids),
-            "assembled_from": _digest(pretrained),
+            "assembled_from": pretrained_digest(pretrained),
         }
         (temporary / "config.json").write_text(json.dumps(full) + "\n")
         for name in TOKENIZER_FILE_NAMES:
@@ -151,10 +152,11 @@ def is_assembled_from(folder: Path, pretrained: Path) -> bool:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return False
-    return bool(config.get(CONFIG_KEY, {}).get("assembled_from") == _digest(pretrained))
+    return bool(config.get(CONFIG_KEY, {}).get("assembled_from") == pretrained_digest(pretrained))
 
 
-def _digest(pretrained: Path) -> str:
+def pretrained_digest(pretrained: Path) -> str:
+    """Return the digest of what the trainer wrote; Raises: OSError."""
     parts = [(pretrained / name).read_bytes() for name in (CONFIG_NAME, WEIGHTS_NAME)]
     return blake2b(b"".join(parts), digest_size=16).hexdigest()
 

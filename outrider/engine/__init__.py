@@ -2,7 +2,12 @@
 
 from outrider.engine.cache import SequenceCache
 from outrider.engine.engine import Engine
-from outrider.engine.errors import CacheTooShort, OutOfBlocks, UnsupportedModel
+from outrider.engine.errors import (
+    CacheTooShort,
+    NoRoomForTree,
+    OutOfBlocks,
+    UnsupportedModel,
+)
 from outrider.engine.job import Finished, Head, Job, JobInput, stacked_logits
 from outrider.engine.model import LoadedModel, load_model, wrap_model
 from outrider.engine.selftest import SelfTestReport
@@ -19,6 +24,7 @@ __all__ = [
     "Job",
     "JobInput",
     "LoadedModel",
+    "NoRoomForTree",
     "OutOfBlocks",
     "SelfTestReport",
     "SequenceCache",

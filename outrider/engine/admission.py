@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from outrider.engine.cache import SequenceCache
 from outrider.engine.entry import Entry
-from outrider.engine.errors import CacheTooShort, OutOfBlocks
+from outrider.engine.errors import CacheTooShort, NoRoomForTree, OutOfBlocks
 from outrider.engine.ledger import BlockLedger
 from outrider.engine.pool import KVPool
 from outrider.errors import InvalidField
@@ -70,10 +70,14 @@ class Admission:
                 continue
             assert entry.input is not None
             cache = entry.job.cache
-            needed = cache.blocks_needed(entry.input.reach) + _blocks_of_branches(entry)
+            needed = cache.blocks_needed(entry.input.reach)
             if needed and blocked:  # nobody overtakes a job that waits for blocks
                 blocked.append(entry)
             elif self._make_room(needed, entries):
+                if self.ledger.num_available - needed < _blocks_of_branches(entry):
+                    # Nobody loses blocks for the sake of a guess.
+                    fail(entry, NoRoomForTree("the KV pool has no blocks left for a tree"))
+                    continue
                 copy = cache.reserve(entry.input.reach)
                 if copy is not None:
                     self._pool.copy_block(copy[0], [copy[1]])

@@ -43,6 +43,12 @@ class Entry:
             return 0  # the tree has been fed, and the sequence holds its first path
         return self.input.end - self.job.cache.length
 
+    @property
+    def num_together(self) -> int:
+        """Nodes of a tree that is still to be fed."""
+        assert self.input is not None
+        return len(self.input.tree.parents) if self.input.tree and self.rows_left else 0
+
     def fitting(self, count: int) -> int:
         """Rows that a pass can take of at most ``count``: a tree goes in as a whole."""
         assert self.input is not None

@@ -14,6 +14,10 @@ class OutOfBlocks(ResourceExhausted):
     """The KV pool has too few blocks for this job."""
 
 
+class NoRoomForTree(OutOfBlocks):
+    """The blocks that are free do not suffice for the paths of a tree."""
+
+
 class CacheTooShort(Exception):
     """A job starts behind the end of its cache, for instance after a preemption."""
 

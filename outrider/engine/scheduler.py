@@ -16,6 +16,10 @@ class Candidate(Protocol):
     def order(self) -> tuple[int, int]:
         """(priority, arrival): lower goes first."""
 
+    @property
+    def num_together(self) -> int:
+        """The last rows, which go into one pass or into none: a tree."""
+
     def fitting(self, count: int) -> int:
         """Rows that one pass can take of at most ``count``."""
 
@@ -30,8 +34,9 @@ def choose(candidates: Sequence[C], settings: EngineSettings) -> list[tuple[C, i
     stalls them; and they never fill the pass so that a prompt would not move at all.
     """
     ordered = sorted(candidates, key=lambda candidate: candidate.order)
-    streams = [c for c in ordered if c.rows_left <= settings.max_decode_tokens]
-    prompts = [c for c in ordered if c.rows_left > settings.max_decode_tokens]
+    most = settings.max_decode_tokens
+    streams = [c for c in ordered if c.rows_left - c.num_together <= most]
+    prompts = [c for c in ordered if c.rows_left - c.num_together > most]
     budget = settings.max_tokens_per_pass
     chunk = min(settings.prefill_chunk_tokens, max(1, budget // 4)) if streams else budget
     chosen = _fill(streams, budget - chunk if prompts and budget > 1 else budget)

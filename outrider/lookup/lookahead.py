@@ -69,6 +69,8 @@ class Lookahead:
         Of the nodes half or less are the window's, so that guesses are verified as well.
         """
         depth = NGRAM - 1
+        if num_nodes < 2 * depth:  # no room for a column and a guess
+            return Probing((), (), (), ())
         num_columns = max(1, num_nodes // 2 // depth)
         tree = self._guesses(token_ids[-1], max(0, num_nodes - num_columns * depth))
         num_guessed = len(tree)

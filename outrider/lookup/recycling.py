@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from outrider.tree import GrowingTree
 
 NUM_CONTINUATIONS = 8
+MAX_TOKENS = 8192  # that a table knows continuations of
 # How often the id of each rank was the target's next token, when it was last seen behind the token;
 # on greedy answers of a small model.
 SHARES = (0.45, 0.14, 0.08, 0.05, 0.04, 0.03, 0.025, 0.02)
@@ -20,14 +21,19 @@ CHAIN_SHARE = 0.7  # the same, of an id that another source expects
 
 @dataclass(slots=True)
 class RecyclingTable:
-    """The last continuations of every token, of one cache salt."""
+    """The last continuations of every token, of one cache salt; those of tokens that were not seen
+    for longest are forgotten."""
 
+    max_tokens: int = MAX_TOKENS
     _next: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def learn(self, token_ids: Sequence[int], top_ids: Sequence[Sequence[int]]) -> None:
         """Take in what the target said behind tokens; what was known of them is replaced."""
         for token_id, top in zip(token_ids, top_ids, strict=True):
+            self._next.pop(token_id, None)  # so that it becomes the newest
             self._next[token_id] = tuple(top[:NUM_CONTINUATIONS])
+        while len(self._next) > self.max_tokens:
+            del self._next[next(iter(self._next))]
 
     def likeliest(self, token_id: int) -> int | None:
         """Return the first continuation of a token."""
@@ -82,7 +88,9 @@ class SaltedTables:
 
     def of(self, salt: str) -> RecyclingTable:
         """Return the table of a salt."""
-        table = self._tables.pop(salt, None) or RecyclingTable()
+        table = self._tables.pop(salt, None)
+        if table is None:
+            table = RecyclingTable()
         self._tables[salt] = table
         while len(self._tables) > self.max_salts:
             self._tables.popitem(last=False)

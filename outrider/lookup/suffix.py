@@ -4,6 +4,7 @@ Paper: suffix decoding, Oliaro et al. 2024, arXiv:2411.04975. Theirs walks suffi
 of the last two ids finds the occurrences, and the same counts are taken among these.
 """
 
+from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +37,8 @@ class IndexedText:
 
     _ids: list[int] = field(default_factory=list)
     _first: int = 0
-    _ends: dict[tuple[int, int], deque[int]] = field(default_factory=dict)
+    _ends: dict[int, "array[int]"] = field(default_factory=dict)
+    """By the pair as one number; a compact list of positions, ascending."""
 
     def __len__(self) -> int:
         """Return the position behind the last id."""
@@ -56,7 +58,7 @@ class IndexedText:
         for token_id in token_ids:
             self._ids.append(token_id)
             if len(self._ids) >= ANCHOR:
-                self._ends.setdefault(self._pair(len(self)), deque()).append(len(self))
+                self._ends.setdefault(self._pair(len(self)), array("q")).append(len(self))
 
     def truncate(self, length: int) -> None:
         """Forget the ids from a position on."""
@@ -77,10 +79,8 @@ class IndexedText:
         """Return the latest places where the last ids of ``ending`` ended, latest first."""
         if len(ending) < ANCHOR:
             return []
-        ends = self._ends.get((ending[-2], ending[-1]))
-        if ends is None:
-            return []
-        return [ends[-1 - i] for i in range(min(len(ends), MAX_OCCURRENCES))]
+        ends = self._ends.get(_key(ending[-2], ending[-1]))
+        return [] if ends is None else ends[-MAX_OCCURRENCES:].tolist()[::-1]
 
     def match_length(self, end: int, ending: Sequence[int]) -> int:
         """Return how many ids before ``end`` equal the last ones of ``ending``."""
@@ -90,18 +90,20 @@ class IndexedText:
                 return length
         return longest
 
-    def _pair(self, end: int) -> tuple[int, int]:
+    def _pair(self, end: int) -> int:
         at = end - self._first
-        return self._ids[at - 2], self._ids[at - 1]
+        return _key(self._ids[at - 2], self._ids[at - 1])
 
-    def _forget(self, pair: tuple[int, int], *, newest: bool) -> None:
+    def _forget(self, pair: int, *, newest: bool) -> None:
         ends = self._ends[pair]
-        if newest:
-            ends.pop()
-        else:
-            ends.popleft()
+        ends.pop(-1 if newest else 0)
         if not ends:
             del self._ends[pair]
+
+
+def _key(first: int, second: int) -> int:
+    """Return two ids as one number; ids are below 2**32, and the boundary is -1."""
+    return (first + 1) << 33 | (second + 1)
 
 
 @dataclass(slots=True)
@@ -211,6 +213,11 @@ class SharedTexts:
     text: IndexedText = field(default_factory=IndexedText)
     _lengths: deque[int] = field(default_factory=deque)
 
+    @property
+    def num_charged(self) -> int:
+        """Ids kept, and a little for keeping any."""
+        return self.text.num_kept + 100
+
     def add(self, token_ids: Sequence[int]) -> None:
         """Remember an output; of one that is too long the end."""
         kept = token_ids[-(self.max_tokens - 1) :]
@@ -224,18 +231,26 @@ class SharedTexts:
 
 @dataclass(slots=True)
 class SaltedTexts:
-    """What may be shared, apart for every cache salt; the salts used longest ago are forgotten."""
+    """What may be shared, apart for every cache salt; the salts used longest ago are forgotten.
 
-    max_tokens_per_salt: int = 100_000
-    max_salts: int = 64
+    A remembered id takes about 200 bytes.
+    """
+
+    max_tokens_per_salt: int = 50_000
+    max_tokens: int = 500_000
+    """Of all salts together."""
     _texts: OrderedDict[str, SharedTexts] = field(default_factory=OrderedDict)
 
     def of(self, salt: str) -> SharedTexts:
         """Return the texts of a salt."""
-        texts = self._texts.pop(salt, None) or SharedTexts(self.max_tokens_per_salt)
+        texts = self._texts.pop(salt, None)
+        if texts is None:
+            texts = SharedTexts(self.max_tokens_per_salt)
         self._texts[salt] = texts
-        while len(self._texts) > self.max_salts:
-            self._texts.popitem(last=False)
+        num_kept = sum(each.num_charged for each in self._texts.values())
+        while num_kept > self.max_tokens and len(self._texts) > 1:
+            _, oldest = self._texts.popitem(last=False)
+            num_kept -= oldest.num_charged
         return texts
 
     def __len__(self) -> int:

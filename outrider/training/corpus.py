@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from outrider.errors import InvalidField
 
+MIN_WORDS = 3
 NUM_PARTS = 32  # one part of so many is held out
 
 
@@ -53,12 +54,12 @@ def read_corpus(
 ) -> Corpus:
     """Read the examples of all files; ``encode_prompt`` applies the target's chat template.
 
-    Left out and counted: those whose user message contains an excluded one or is contained in it,
-    and those longer than ``max_length``.
+    Left out and counted: those whose user message is an excluded one, contains it or is contained
+    in it, where the shorter has three words, and those longer than ``max_length``.
 
     Raises: InvalidField naming file and line for a line that is no example; OSError.
     """
-    found = [_normalised(text) for text in excluded]
+    found = {_normalised(text) for text in excluded}
     examples: list[Example] = []
     num_excluded = num_too_long = 0
     digest = hashlib.blake2b(digest_size=16)
@@ -77,7 +78,8 @@ def read_corpus(
             if len(example) > max_length:
                 num_too_long += 1
                 continue
-            digest.update(json.dumps([example.prompt_ids, example.response_ids]).encode())
+            facts = [example.prompt_ids, example.response_ids, example.is_greedy]
+            digest.update(json.dumps(facts).encode())
             examples.append(example)
     return Corpus(
         training=tuple(each for each in examples if not each.is_held_out),
@@ -94,6 +96,18 @@ def read_user_messages(path: Path) -> list[str]:
     Raises: InvalidField naming file and line; OSError.
     """
     return [_user(where, row) for where, row in _rows(path)]
+
+
+def read_questions(path: Path) -> list[str]:
+    """Return every user message of every line: ``user``, or all ``turns``.
+
+    Raises: InvalidField naming file and line; OSError.
+    """
+    found: list[str] = []
+    for where, row in _rows(path):
+        found.append(_user(where, row))
+        found += [turn for turn in (row.get("turns") or [])[1:] if isinstance(turn, str)]
+    return found
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -144,5 +158,12 @@ def _normalised(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def _overlaps(user: str, excluded: Sequence[str]) -> bool:
-    return any(user == each or (len(each) > 40 and each in user) for each in excluded)
+def _overlaps(user: str, excluded: Collection[str]) -> bool:
+    """True if one of the texts is, holds or is held by the message; scraps of two words aside."""
+    if user in excluded:
+        return True
+    is_long = len(user.split()) >= MIN_WORDS
+    return any(
+        (is_long and user in each) or (each in user and len(each.split()) >= MIN_WORDS)
+        for each in excluded
+    )

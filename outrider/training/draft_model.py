@@ -102,6 +102,8 @@ class DraftModel(nn.Module):
         """Tokens outside the draft vocabulary can't be proposed and teach nothing."""
         rows = self.rows[token_ids]
         hidden, rows = hidden[rows >= 0], rows[rows >= 0]
+        if not len(rows):
+            return hidden.sum()  # nothing to learn from: zero, and no gradient
         return F.cross_entropy(hidden @ self.head.T, rows)
 
     @torch.inference_mode()

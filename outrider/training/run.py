@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
+from outrider.checkpoints.pretrained import pretrained_digest
 from outrider.errors import InvalidField
 from outrider.identity.files import TokenizerFiles
 from outrider.identity.weights import weights_digest
 from outrider.text import TextCodec
 from outrider.training.card import write_card
-from outrider.training.corpus import Corpus, read_corpus, read_user_messages
+from outrider.training.corpus import Corpus, read_corpus, read_questions
 from outrider.training.draft_model import DraftModel, DraftModelShape
 from outrider.training.trainer import Progress, Trainer, TrainSettings
 from outrider.training.vocabulary import DraftVocabulary, choose_vocabulary
@@ -66,7 +67,7 @@ def prepare_run(options: RunOptions, told: Callable[[Progress], None]) -> Prepar
         encode,
         vocab_size=vocab_size,
         max_length=options.max_length,
-        excluded=[text for path in options.excluded for text in read_user_messages(path)],
+        excluded=[text for path in options.excluded for text in read_questions(path)],
     )
     if not corpus.training:
         raise InvalidField("--corpus", "no examples to train on")
@@ -135,5 +136,6 @@ def _facts(options: RunOptions, digest: str) -> dict[str, Any]:
         "draft_vocab_size": options.draft_vocab_size,
         "max_length": options.max_length,
         "corpus": [path.name for path in options.corpus],
-        "start_from": None if options.start_from is None else options.start_from.name,
+        "start_from": None if options.start_from is None else pretrained_digest(options.start_from),
+        "num_threads": torch.get_num_threads(),  # sums are split among them
     }

@@ -241,7 +241,7 @@ class Trainer:
         there, here = json.loads(state["identity"]), json.loads(json.dumps(self._identity()))
         if there != here:
             raise RunMismatch(
-                f"{path} belongs to another run: {', '.join(_differing(there, here))}; "
+                f"{path} belongs to another run: {', '.join(differing(there, here))}; "
                 "go on with the same settings, or choose an empty folder"
             )
         self.module.load_state_dict(state["module"])
@@ -261,13 +261,13 @@ def replay_greedy(recipe: Recipe, examples: Sequence[Example], settings: TrainSe
     return replay
 
 
-def _differing(there: dict[str, Any], here: dict[str, Any], prefix: str = "") -> list[str]:
+def differing(there: dict[str, Any], here: dict[str, Any], prefix: str = "") -> list[str]:
     """Name what differs: ``settings.seed was 0, is 1``."""
     found: list[str] = []
     for name in sorted({*there, *here}):
         old, new = there.get(name), here.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            found += _differing(old, new, f"{prefix}{name}.")
+            found += differing(old, new, f"{prefix}{name}.")
         elif old != new:
             found.append(f"{prefix}{name} was {old}, is {new}")
     return found

@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 
 import torch
@@ -26,7 +27,9 @@ from outrider.engine import (
 )
 from outrider.errors import InvalidField
 from outrider.identity.files import TokenizerFiles
+from outrider.identity.weights import weights_digest
 from outrider.text import TextCodec
+from outrider.training.trainer import RunMismatch, differing
 
 MARK = "\u2603\u2603\u2603"  # stands where the user speaks
 MESSAGE = RowSampling(temperature=1.0, top_p=0.95)
@@ -128,6 +131,7 @@ class Writer:
         options = self.options
         self._codec = TextCodec(TokenizerFiles.from_folder(options.target))
         opening = () if options.messages else message_opening(self._codec)
+        self._check_run()
         num_written = _num_lines(options.out)
         if num_written >= options.num_examples:
             return num_written
@@ -140,7 +144,6 @@ class Writer:
         settings = EngineSettings()
         self._engine = Engine(self._loaded, settings, WritingHead(self._codec.vocab_size))
         await asyncio.to_thread(self._engine.start)
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         try:
             while num_written < options.num_examples:
                 numbers = range(
@@ -156,11 +159,41 @@ class Writer:
             await self._engine.close()
         return num_written
 
+    def _check_run(self) -> None:
+        """Remember beside the file what it is written from, or compare with what is remembered.
+
+        Raises: RunMismatch if the file was begun otherwise.
+        """
+        path = self.options.out.with_name(f"{self.options.out.name}.run.json")
+        prompts = "\n".join(self.options.messages).encode()
+        here: dict[str, object] = {
+            "target_weights_digest": weights_digest(self.options.target),
+            "seed": self.options.seed,
+            "max_answer_tokens": self.options.max_answer_tokens,
+            "prompts_digest": blake2b(prompts, digest_size=8).hexdigest() if prompts else "",
+            "dtype": self.options.dtype,
+        }
+        if path.exists():
+            there = json.loads(path.read_text())
+            if there != here:
+                found = ", ".join(differing(there, here))
+                raise RunMismatch(f"{self.options.out} was begun otherwise: {found}")
+        elif self.options.out.exists() and self.options.out.stat().st_size:
+            raise RunMismatch(f"{self.options.out} exists and was not begun by this command")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(here, indent=2) + "\n")
+
     async def _example(self, number: int, opening: Sequence[int]) -> dict[str, object]:
         key = (self.options.seed << 32) + 2 * number
         messages = self.options.messages
         user = messages[number % len(messages)] if messages else await self._message(key, opening)
         prompt_ids = self._codec.apply_chat_template([{"role": "user", "content": user}])
+        if len(prompt_ids) >= self._loaded.max_context_length:
+            raise InvalidField(
+                "--prompts",
+                f"message {number % max(len(messages), 1) + 1} takes {len(prompt_ids)} tokens, the "
+                f"target's context has {self._loaded.max_context_length}",
+            )
         is_greedy = number % 2 == 0
         temperature = 0.0 if is_greedy else TEMPERATURES[number // 2 % len(TEMPERATURES)]
         row = RowSampling(temperature=temperature, top_k=0 if is_greedy else TOP_K)

@@ -95,6 +95,17 @@ INVALID: Mapping[str, Trick] = {
     ],
     "parents_in_a_circle": lambda a: [a.draft(parents=range(1, len(a.right) + 1))],
     "nan_margins": lambda a: [a.draft(logit_margins=[math.nan] * len(a.right))],
+    "a_tree_with_a_margin_short": lambda a: [
+        a.draft([*a.right, 7], parents=[-1] * (len(a.right) + 1), logit_margins=[1.0])
+    ],
+    "a_tree_with_a_distribution_short": lambda a: [
+        a.draft(
+            [a.right[0], 7, 8],
+            parents=[-1, 0, -1],
+            distributions=[common_pb2.TokenDistribution()] * 2,
+        )
+    ],
+    "probes_that_are_too_many": lambda a: [a.draft(probe=[True] * (len(a.right) + 2))],
     "too_few_margins": lambda a: [a.draft(logit_margins=[1.0] * (len(a.right) + 3))],
     "too_many_distributions": lambda a: [
         a.draft(distributions=[common_pb2.TokenDistribution()] * (len(a.right) + 3))

@@ -1,5 +1,7 @@
 """A draft keeps what belongs to its tokens, cut or sent."""
 
+from dataclasses import replace
+
 import pytest
 
 from outrider.draft import NO_DRAFT, Draft
@@ -32,3 +34,34 @@ def test_a_message_there_and_back(draft):
 def test_no_draft_is_false():
     assert not NO_DRAFT
     assert DRAFT
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"logit_margins": (0.5,)},
+        {"distributions": ((b"", b""),)},
+        {"parents": (-1,)},
+        {"probes": (True,)},
+        {"parents": (5, 6, 7)},
+    ],
+)
+def test_of_what_is_no_tree_the_first_path_is_empty(changes):
+    assert len(replace(TREE, **changes).first_path()) == 0
+
+
+def test_the_first_path_goes_along_the_earliest_children_that_may_be_accepted():
+    assert TREE.first_path().token_ids == (4, 6)
+    probing = replace(TREE, probes=(True, False, False))
+    assert probing.first_path().token_ids == (5,)
+    assert probing.num_proposed == 2
+    chain = Draft((1, 2, 3), "x")
+    assert chain.first_path() == chain
+
+
+def test_the_simplest_form_of_a_chain_has_no_parents_unless_it_has_probes():
+    chain = Draft((1, 2), "x", parents=(-1, 0), probes=(False, False))
+    assert chain.simplest() == Draft((1, 2), "x")
+    probing = Draft((1, 2), "x", probes=(False, True))
+    assert probing.simplest() == replace(probing, parents=(-1, 0))
+    assert TREE.simplest() == TREE

@@ -1,6 +1,7 @@
 """Folders of small models: complete or absent, and cut where they were told to be."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,10 @@ import pytest
 from outrider.checkpoints import cut_layers, default_layers, smollm2
 from outrider.checkpoints.__main__ import main
 from outrider.checkpoints.folder import make_once
+from outrider.checkpoints.pretrained import PretrainedConfig, read_config, save_pretrained
+from outrider.engine import load_model
+from outrider.identity.weights import weights_digest
+from tests.toy import save_toy
 
 
 def test_a_folder_is_made_once(tmp_path: Path) -> None:
@@ -102,12 +107,41 @@ def test_a_missing_package_says_how_to_get_it(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_prepare_names_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in (smollm2.TARGET_NAME, smollm2.DRAFT_NAME):
-        (tmp_path / name).mkdir()
-    (tmp_path / smollm2.TARGET_NAME / "config.json").write_text('{"num_hidden_layers": 30}')
-    assert main(["prepare", "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.split() == [
-        str(tmp_path / smollm2.TARGET_NAME),
-        str(tmp_path / smollm2.DRAFT_NAME),
-    ]
+def test_prepare_puts_the_trained_model_and_its_target_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = save_toy(tmp_path / "models" / smollm2.TARGET_NAME)
+    decoder = load_model(str(target), dtype="float32").module.get_decoder()
+    layers = {n: v for n, v in decoder.state_dict().items() if "embed" not in n}
+    config = PretrainedConfig((0, 1), 1, (1, 2, 3), weights_digest(target))
+    save_pretrained(tmp_path / "trained", config, layers)
+    monkeypatch.setattr(smollm2, "pretrained_folder", lambda: tmp_path / "trained")
+
+    def prepared() -> Path:
+        assert main(["prepare", "--out", str(tmp_path / "models")]) == 0
+        names = capsys.readouterr().out.split()
+        assert names == [str(target), str(target.with_name(smollm2.DRAFT_NAME))]
+        return Path(names[1])
+
+    head = load_model(str(prepared()), dtype="float32").draft_head
+    assert head is not None
+    assert head.draft_ids == (1, 2, 3)
+    made = (prepared() / "model.safetensors").stat().st_mtime_ns
+    assert (prepared() / "model.safetensors").stat().st_mtime_ns == made
+
+    other = replace(config, draft_ids=(4, 5))
+    save_pretrained(tmp_path / "trained", other, layers)
+    head = load_model(str(prepared()), dtype="float32").draft_head
+    assert head is not None
+    assert head.draft_ids == (4, 5), "other weights make the folder anew"
+
+
+def test_the_trained_weights_come_with_the_drafter() -> None:
+    folder = smollm2.pretrained_folder()
+    config = read_config(folder)
+    assert config.draft_ids
+    size = sum(path.stat().st_size for path in folder.parent.rglob("*") if path.is_file())
+    assert size < 48_000_000
+    card = json.loads((folder / "card.json").read_text())
+    assert card["target_weights_digest"] == config.target_weights_digest
+    assert card["measures"][-1]["mean_acceptance_length"] > 1.3

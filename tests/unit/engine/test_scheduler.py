@@ -54,3 +54,6 @@ def test_rows_that_belong_together_wait_for_a_pass_with_room() -> None:
     trees = [Fake(8, (0, n), num_together=8) for n in range(13)]
     assert len(choose(trees, SETTINGS)) == 12
     assert [rows for _, rows in choose([*trees[:13], Fake(3, (0, 13))], SETTINGS)] == [8] * 12 + [3]
+    # However large, a tree is no prompt: it goes before one that came earlier.
+    prompt, tree = Fake(500, (0, 0)), Fake(40, (0, 1), num_together=39)
+    assert choose([prompt, tree], SETTINGS) == [(tree, 40), (prompt, 20)]

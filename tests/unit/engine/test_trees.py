@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine import JobInput, OutOfBlocks
+from outrider.engine import JobInput, NoRoomForTree
 from outrider.tree import TreeLayout
 from tests.unit.engine.conftest import VOCABULARY, Bench, Feed, Make, build, random_ids
 
@@ -140,7 +140,7 @@ async def test_many_trees_and_prompts_share_passes(make_bench: Make, budget: int
 async def test_a_pool_without_room_for_the_branches_says_so(make_bench: Make):
     bench = make_bench(build("llama"), choose, num_blocks=3)
     wide = ((-1,) * 6, [1, 2, 3, 4, 5, 6])
-    with pytest.raises(OutOfBlocks):
+    with pytest.raises(NoRoomForTree):
         await feed_tree(bench, bench.open("wide"), random_ids(20), wide)
     await bench.settle()
     fine = await feed_tree(bench, bench.open("narrow"), random_ids(20), ((-1, -1), [1, 2]))
@@ -148,11 +148,14 @@ async def test_a_pool_without_room_for_the_branches_says_so(make_bench: Make):
     await bench.settle()
 
 
-async def test_idle_sequences_make_room_for_branches(make_bench: Make):
+async def test_no_sequence_loses_blocks_for_the_branches_of_another(make_bench: Make):
     bench = make_bench(build("llama"), choose, num_blocks=6)
     idle = bench.open("idle")
-    await bench.feed(idle, random_ids(40))
+    await bench.feed(idle, random_ids(40), committed=0)
     wide = ((-1,) * 4, [1, 2, 3, 4])
-    assert len(await feed_tree(bench, bench.open("wide"), random_ids(20), wide)) == 5
-    assert idle.length == 0
+    with pytest.raises(NoRoomForTree):
+        await feed_tree(bench, bench.open("wide"), random_ids(20), wide)
+    assert idle.length == 40
+    assert len(await feed_tree(bench, bench.open("narrow"), random_ids(20), ((-1,), [1]))) == 2
+    assert idle.length == 40
     await bench.settle()

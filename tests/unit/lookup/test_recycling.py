@@ -72,5 +72,20 @@ def test_tables_never_cross_salts_and_are_bounded():
     tables.of("c")
     assert len(tables) == 2
     assert tables.of("a").likeliest(1) == 2
-    tables.of("d"), tables.of("e")
+    for salt in "de":
+        tables.of(salt)
     assert tables.of("a").likeliest(1) is None
+
+
+def test_leases_of_one_salt_share_a_table_that_is_still_empty():
+    tables = SaltedTables()
+    first, second = tables.of("a"), tables.of("a")
+    assert first is second
+
+
+def test_a_table_forgets_the_tokens_that_were_not_seen_for_longest():
+    table = RecyclingTable(max_tokens=3)
+    for token_id in (1, 2, 3, 1, 4):
+        table.learn([token_id], [[token_id + 100]])
+    assert len(table) == 3
+    assert [table.likeliest(i) for i in (1, 2, 3, 4)] == [101, None, 103, 104]

@@ -122,10 +122,10 @@ def test_memory_is_bounded():
     index.extend([10_470, 10_471])
     assert index.propose(2) == [10_472, 10_473]
 
-    texts = SaltedTexts(max_tokens_per_salt=10, max_salts=3)
+    texts = SaltedTexts(max_tokens_per_salt=10, max_tokens=330)
     for salt in "abcdef":
         texts.of(salt).add([1, 2, 3])
-    assert len(texts) == 3
+    assert len(texts) <= 4
     index = SuffixIndex(texts.of("a"))
     index.extend([1, 2])
     assert index.propose(1) == []

@@ -6,7 +6,7 @@ import lzma
 import pytest
 
 from outrider.errors import InvalidField
-from outrider.training.corpus import Example, read_corpus, read_user_messages
+from outrider.training.corpus import Example, read_corpus, read_questions, read_user_messages
 
 
 def encode(user: str) -> list[int]:
@@ -60,12 +60,16 @@ def test_a_message_is_never_on_both_sides(tmp_path):
 def test_questions_to_measure_on_are_left_out_and_counted(tmp_path):
     question = "What gas do plants take from the air, and what do they give back to it?"
     rows = [row("hello"), row(question.upper()), row(f"Please answer: {question} Thanks!")]
-    excluded = write(tmp_path / "q.jsonl", [{"turns": [question, "second"]}, {"turns": ["hi"]}])
-    messages = read_user_messages(excluded)
-    assert messages == [question, "hi"]
+    rows += [row("what gas do plants take"), row("Hi"), row("hi there"), row("the second turn")]
+    questions = [{"turns": [question, "And the second turn?"]}, {"turns": ["hi"]}]
+    excluded = write(tmp_path / "q.jsonl", questions)
+    assert read_user_messages(excluded) == [question, "hi"]
+    messages = read_questions(excluded)
+    assert messages == [question, "And the second turn?", "hi"]
     corpus = read(write(tmp_path / "a.jsonl", rows), excluded=messages, max_length=1000)
-    assert corpus.num_excluded == 2
-    assert len(corpus.training) + len(corpus.held_out) == 1
+    # The question itself, one around it, a part of it, a greeting, and a part of a later turn.
+    assert corpus.num_excluded == 5
+    assert len(corpus.training) + len(corpus.held_out) == 2
 
 
 def test_long_examples_are_left_out_and_counted(tmp_path):

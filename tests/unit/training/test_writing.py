@@ -8,10 +8,11 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from outrider.cli.commands import app
-from outrider.errors import InvalidField
+from outrider.errors import InvalidField, OutriderError
 from outrider.identity.files import TokenizerFiles
 from outrider.text import TextCodec
 from outrider.training.corpus import read_corpus
+from outrider.training.trainer import RunMismatch
 from outrider.training.writing import message_opening
 from tests.toy import save_toy
 
@@ -24,6 +25,8 @@ def target(tmp_path_factory):
 def write(target, out, *more):
     flags = ["--target", target, "--out", out, "--max-answer-tokens", 12, "--dtype", "float32"]
     done = CliRunner().invoke(app, ["write", *map(str, [*flags, *more])])
+    if isinstance(done.exception, OutriderError):
+        raise done.exception
     assert done.exit_code == 0, (done.output, done.exception)
     return out.read_text()
 
@@ -41,6 +44,8 @@ def test_what_was_broken_off_goes_on_to_the_same_corpus(target, tmp_path):
     assert len({row["user"] for row in rows}) > 6
     assert [row["temperature"] == 0 for row in rows] == [True, False] * 6
     assert all(1 <= len(row["response_ids"]) <= 12 for row in rows)
+    with pytest.raises(RunMismatch, match="seed was 0, is 7"):
+        write(target, out, "--num-examples", 20, "--seed", 7)
     other = write(target, tmp_path / "other.jsonl", "--num-examples", 4, "--seed", 1)
     assert other.splitlines()[1] != whole.splitlines()[1]
 
