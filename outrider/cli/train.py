@@ -96,7 +96,7 @@ def run_train(flags: TrainOptions) -> None:
         excluded=flags.exclude,
         max_length=flags.max_length,
         start_from=flags.start_from,
-        command=shlex.join(["outrider", *sys.argv[1:]]),
+        command=_command(),
     )
     console = plain_console()
     bar = _bar(console)
@@ -115,6 +115,13 @@ def run_train(flags: TrainOptions) -> None:
         told.begin(prepared.trainer.num_steps)
         prepared.trainer.run()
     console.print(str(finish_run(prepared, options)), soft_wrap=True)
+
+
+def _command() -> str:
+    """Return the command line, of paths the last part: where a machine keeps things tells nobody
+    anything."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return shlex.join(["outrider", *words])
 
 
 @dataclass(frozen=True, slots=True)
