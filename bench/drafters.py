@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench.questions import Question, load_questions
 from bench.report import print_table, write_report
+from outrider import sources
 from outrider.checkpoints import prepare
 from outrider.cli.pairing import wait_paired
 from outrider.cli.stack import StackOptions, run_stack
@@ -44,21 +45,26 @@ class Contestant:
     @property
     def is_trained(self) -> bool:
         """True for a trained model by itself."""
-        return self.source in ("model", "parallel")
+        return self.source in sources.MODELS
 
 
+ALL = f"{sources.SUFFIX}+{sources.RECYCLING}+{sources.PARALLEL_TREE}"
 CONTESTANTS = (
     Contestant(TARGET_ONLY),
-    Contestant("ngram", 8),
-    Contestant("suffix", 8),
-    Contestant("recycling", 16),
-    Contestant("suffix+recycling", 16),
-    Contestant("suffix+recycling", 32),
-    Contestant("model", 4),
-    Contestant("model", 8),
-    Contestant("parallel", 6),
-    Contestant("suffix+model", 8),
-    Contestant("suffix+parallel", 8),
+    Contestant(sources.NGRAM, 8),
+    Contestant(sources.SUFFIX, 8),
+    Contestant(sources.RECYCLING, 16),
+    Contestant(sources.LOOKAHEAD, 24),
+    Contestant(sources.MODEL, 4),
+    Contestant(sources.MODEL, 8),
+    Contestant(sources.PARALLEL, 6),
+    Contestant(sources.PARALLEL_TREE, 16),
+    Contestant(f"{sources.SUFFIX}+{sources.MODEL}", 8),
+    Contestant(f"{sources.SUFFIX}+{sources.PARALLEL}", 8),
+    Contestant(f"{sources.SUFFIX}+{sources.RECYCLING}", 16),
+    Contestant(f"{sources.SUFFIX}+{sources.RECYCLING}", 32),
+    Contestant(ALL, 16),
+    Contestant(ALL, 32),
 )
 
 
@@ -236,7 +242,7 @@ def report(
     if 0.0 not in options.temperatures:
         return
     lengths = {each: scores[each, 0.0].mean_acceptance_length() for each in contestants}
-    lookups = [c for c in contestants if c.source in ("ngram", "suffix")]
+    lookups = [c for c in contestants if c.source in (sources.NGRAM, sources.SUFFIX)]
     summary = {
         "best_mal_greedy": max(lengths.values()),
         "trained_mal_greedy": max((v for c, v in lengths.items() if c.is_trained), default=0.0),
