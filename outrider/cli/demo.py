@@ -102,8 +102,8 @@ async def _run(
     console: Console, options: StackOptions, *, max_tokens: int, num_prompts: int
 ) -> None:
     ways = [
-        Way("copies, else draft model", sources=("suffix+parallel",)),
         Way("n-gram", sources=("ngram",)),
+        Way("copies, else draft model", sources=("suffix+parallel",)),
         Way("tree of 16", sources=("suffix+recycling+parallel-tree",), num_draft_tokens=16),
         Way("target-only", target_only=True),
     ]
