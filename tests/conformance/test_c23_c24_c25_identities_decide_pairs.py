@@ -126,7 +126,8 @@ async def test_lookup_is_bound_to_no_tokenizer(toy: Path) -> None:
     async with cluster(verifiers=[verifier_of(toy)], drafters=[drafter_of(None)]) as services:
         drafter = services.workers[1]
         assert drafter.state == "ready"
-        assert set(drafter.sources) == {"ngram", "suffix", "recycling", "suffix+recycling"}
+        offered = {"ngram", "suffix", "recycling", "suffix+recycling", "lookahead"}
+        assert set(drafter.sources) == offered
         assert drafter.sources[0] == "ngram"
 
 

@@ -97,6 +97,8 @@ INVALID: Mapping[str, Trick] = {
     "nan_margins": lambda a: [a.draft(logit_margins=[math.nan] * len(a.right))],
     "a_tree_with_a_margin_short": lambda a: [
         a.draft([*a.right, 7], parents=[-1] * (len(a.right) + 1), logit_margins=[1.0])
+        if len(a.right) > 1  # cut to one token it would be whole
+        else a.empty()
     ],
     "a_tree_with_a_distribution_short": lambda a: [
         a.draft(

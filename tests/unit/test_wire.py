@@ -77,6 +77,7 @@ VALID = {
     "ids only": pb.Draft(token_ids=[1, 99]),
     "explicit chain": pb.Draft(token_ids=[1, 2, 3], parents=[-1, 0, 1]),
     "tree": pb.Draft(token_ids=[1, 2, 1], parents=[-1, -1, 1]),
+    "probes": pb.Draft(token_ids=[1, 2], probe=[False, True]),
     "full": pb.Draft(
         token_ids=[1, 3],
         distributions=[GOOD, GOOD],
@@ -116,7 +117,10 @@ INVALID = {
         "logit_margins: not a number",
     ),
     "probe count": (pb.Draft(token_ids=[1], probe=[False] * 2), "probe: 2 for 1 draft tokens"),
-    "probe": (pb.Draft(token_ids=[1], probe=[True]), "probe: probes are not built"),
+    "probe": (
+        pb.Draft(token_ids=[1], probe=[True], distributions=[listing([1, 2], [65535, 1])]),
+        "probe: a probe is drawn from nothing, but distributions are given",
+    ),
     "sum": (
         pb.Draft(token_ids=[1], distributions=[listing([1, 2], [65534, 1])]),
         "distributions[0]: counts sum to 65535, not 65536",
