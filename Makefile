@@ -73,8 +73,8 @@ statistical: $(SETUP) $(STUBS) $(MODELS) ## Run the tests of sampling laws
 slow: $(SETUP) $(STUBS) $(MODELS) ## Run the tests that mostly wait
 	$(PYTEST) -m 'slow and not parity and not statistical and not compose' --timeout 300
 
-law-soak: $(SETUP) $(STUBS) ## Check the law of coupled requests over gRPC with 20,000 of them
-	OUTRIDER_COUPLED_REQUESTS=20000 $(PYTEST) -m statistical --timeout 900 tests/statistical/test_law_over_grpc.py
+law-soak: $(SETUP) $(STUBS) ## Check the laws over gRPC with 20,000 requests each
+	OUTRIDER_LAW_REQUESTS=20000 $(PYTEST) -m statistical --timeout 900 tests/statistical/test_law_over_grpc.py
 
 failover-soak: $(SETUP) $(STUBS) ## Kill, stop and drain workers in 50 streams
 	OUTRIDER_FAILOVER_ROUNDS=50 $(PYTEST) -m slow tests/integration/test_failover_of_processes.py

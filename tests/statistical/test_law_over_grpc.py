@@ -97,29 +97,25 @@ def sample_on_all_cores(
     return np.concatenate([ids for ids, _ in results]), sum((c for _, c in results), Counter())
 
 
-# 20,000 take minutes; coupled draws are tested 100,000 times through the core and bit by bit on
-# real models as well, so that fewer of them go over gRPC unless asked for (`make law-soak`).
-NUM_REQUESTS = {
-    AcceptanceRule.COUPLED: int(os.environ.get("OUTRIDER_COUPLED_REQUESTS", "5000")),
-    AcceptanceRule.BLOCK: 20_000,
-}
+# 20,000 take minutes a rule (`make law-soak`); both laws are tested 100,000 times through the core
+# as well, so that fewer requests go over gRPC unless asked for.
+NUM_REQUESTS = int(os.environ.get("OUTRIDER_LAW_REQUESTS", "5000"))
 
 
-@pytest.mark.parametrize("rule", NUM_REQUESTS)
+@pytest.mark.parametrize("rule", [AcceptanceRule.COUPLED, AcceptanceRule.BLOCK])
 async def test_requests_follow_the_law(rule: AcceptanceRule):
     # seeds 10**12.., draws as above, alpha 1e-6
-    num_draws = NUM_REQUESTS[rule]
     sequences, counts = await asyncio.to_thread(
-        sample_on_all_cores, num_draws=num_draws, first_seed=10**12, rule=rule
+        sample_on_all_cores, num_draws=NUM_REQUESTS, first_seed=10**12, rule=rule
     )
-    assert len(sequences) == num_draws
+    assert len(sequences) == NUM_REQUESTS
     for origin in (
         pb.TOKEN_ORIGIN_ACCEPTED,
         pb.TOKEN_ORIGIN_RECOVERED,
         pb.TOKEN_ORIGIN_BONUS,
         pb.TOKEN_ORIGIN_ONLY,
     ):
-        assert counts[origin] > num_draws / 10, counts
+        assert counts[origin] > NUM_REQUESTS / 10, counts
     assert counts["failovers"] == 0
     assert counts["heals"] == 0
     assert sequence_p(TARGET, PROMPT, sequences) > ALPHA
