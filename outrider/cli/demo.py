@@ -103,7 +103,7 @@ async def _run(
 ) -> None:
     ways = [
         Way("n-gram", sources=("ngram",)),
-        Way("copies, else draft model", sources=("suffix+parallel",)),
+        Way("copies or model", sources=("suffix+parallel",)),
         Way("tree of 16", sources=("suffix+recycling+parallel-tree",), num_draft_tokens=16),
         Way("target-only", target_only=True),
     ]
