@@ -1,7 +1,7 @@
 """A lease: what the verifier keeps of one sequence while its stream is open."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.engine import Engine, NoRoomForTree, SequenceCache
 from outrider.errors import InvalidField
@@ -56,27 +56,7 @@ class VerifierLease:
             raise InvalidField("step.token_ids", f"a sequence of {base} tokens {limit}")
         self.digest.truncate(start)
         self.digest.extend(token_ids)
-        job = self._job(start, token_ids, proposed, cycle, num_traced_ids, num_continuations)
-        try:
-            await self.engine.run(job)
-        except NoRoomForTree as error:
-            job = self._job(start, token_ids, Proposed(), cycle, num_traced_ids, num_continuations)
-            job.dropped = str(error)
-            await self.engine.run(job)
-        assert job.decision is not None
-        self.digest.extend([job.draft_token_ids[node] for node in job.decision.accepted_nodes])
-        return job
-
-    def _job(
-        self,
-        start: int,
-        token_ids: Sequence[int],
-        proposed: Proposed,
-        cycle: int,
-        num_traced_ids: int,
-        num_continuations: int,
-    ) -> Verification:
-        return Verification(
+        job = Verification(
             cache=self.cache,
             law=self.law,
             begin=start,
@@ -87,6 +67,14 @@ class VerifierLease:
             num_continuations=num_continuations,
             priority=self.priority,
         )
+        try:
+            await self.engine.run(job)
+        except NoRoomForTree as error:  # the head has not seen the job
+            job = replace(job, proposed=Proposed(), dropped=str(error))
+            await self.engine.run(job)
+        assert job.decision is not None
+        self.digest.extend([job.draft_token_ids[node] for node in job.decision.accepted_nodes])
+        return job
 
     def close(self) -> None:
         """Give the KV back."""

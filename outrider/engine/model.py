@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
-DRAFT_HEAD_KEY = "outrider_drafter"  # in config.json
+from outrider.checkpoints.pretrained import CONFIG_KEY
+
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 GROWING_ROPE = ("longrope", "dynamic")  # frequencies depend on the longest position in the pass
 
@@ -129,7 +130,7 @@ def wrap_model(module: Any, *, generation: GenerationConfig | None = None) -> Lo
 
 
 def _draft_head(config: Any) -> DraftHead | None:
-    stated = getattr(config, DRAFT_HEAD_KEY, None)
+    stated = getattr(config, CONFIG_KEY, None)
     if stated is None:
         return None
     return DraftHead(

@@ -26,15 +26,6 @@ class Batch:
     num_tokens: int
     """Without padding."""
 
-    def to(self, device: torch.device) -> "Batch":
-        """Return the batch on a device."""
-        return Batch(
-            self.token_ids.to(device),
-            self.is_answer.to(device),
-            self.is_greedy.to(device),
-            self.num_tokens,
-        )
-
 
 def make_batch(examples: Sequence[Example]) -> Batch:
     """Pad the examples; what follows an answer is padding of id 0 and is never looked at."""

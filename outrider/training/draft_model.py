@@ -55,7 +55,7 @@ class DraftModel(nn.Module):
         folder = cut_layers(target, scratch, layers=shape.layers)
         module: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
         module.train()
-        self.shape, self.vocabulary, self.folder = shape, vocabulary, folder
+        self.shape, self.vocabulary = shape, vocabulary
         head = module.get_output_embeddings().weight.detach()
         self.register_buffer("head", head[vocabulary.ids].clone(), persistent=False)
         self.register_buffer("rows", vocabulary.rows, persistent=False)

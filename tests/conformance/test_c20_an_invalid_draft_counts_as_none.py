@@ -3,12 +3,17 @@
 21. A draft token is accepted only where it is the target's own choice.
 """
 
+from pathlib import Path
+
 import pytest
 
 from outrider import wire
 from outrider.v1 import common_pb2
+from tests.cluster import VERIFIER_NAMES, serving
 from tests.conformance.conftest import Worker
 from tests.conformance.wire import SAMPLED, verify_stream
+from verifier_svc.__main__ import open_verifier
+from verifier_svc.settings import VerifierSettings
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 PROMPT = [10, 20, 30, 40]
@@ -55,3 +60,24 @@ async def test_c21_only_the_targets_own_choice_is_accepted(verifier: Worker) -> 
             assert bool(verdict.accepted_nodes) == (token_id == right)
             if token_id != right:
                 assert verdict.next_token_id == right
+
+
+async def test_a_tree_without_room_counts_as_none_and_speaks_against_nobody(toy: Path) -> None:
+    settings = VerifierSettings(model=str(toy), dtype="float32", kv_cache_tokens=256)
+    wide = common_pb2.Draft(token_ids=range(20), parents=[-1] * 20)
+    prompt = list(range(100))
+    async with (
+        serving(VERIFIER_NAMES, lambda: open_verifier(settings)) as address,
+        verify_stream(address, sampling=SAMPLED, salt="room") as stream,
+    ):
+        plain = (await stream.step(prompt)).verdict
+        verdict = (await stream.step(prompt, start=99, draft=wide)).verdict
+        assert verdict.no_room_for_draft
+        assert "no blocks left" in verdict.invalid_draft
+        assert not verdict.accepted_nodes
+        assert verdict.next_token_id == plain.next_token_id
+        assert verdict.next_token_kind == plain.next_token_kind
+        few = common_pb2.Draft(token_ids=range(3), parents=[-1] * 3)
+        verdict = (await stream.step(prompt, start=99, draft=few)).verdict
+        assert not verdict.no_room_for_draft
+        assert not verdict.invalid_draft

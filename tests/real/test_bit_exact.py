@@ -135,6 +135,7 @@ async def test_no_draft_changes_a_token(
     ("source", "num_draft_tokens"),
     [
         *(("model", num) for num in range(1, 9)),
+        *(pytest.param("ngram", num, marks=pytest.mark.parity) for num in range(1, 8)),
         ("ngram", 8),
         ("suffix", 6),
         ("recycling", 16),
