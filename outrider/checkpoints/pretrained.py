@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.checkpoints.cut import cut_config
 from outrider.checkpoints.folder import make_once
+from outrider.checkpoints.quantised import load_quantised, save_quantised
 from outrider.identity.files import TOKENIZER_FILE_NAMES
 from outrider.identity.weights import weight_paths, weights_digest
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 CONFIG_NAME = "drafter.json"
 WEIGHTS_NAME = "drafter.safetensors"
 CONFIG_KEY = "outrider_drafter"  # read by the engine from an assembled model's config.json
-SCALE = ".scale"
 MASK = "mask_embedding"
 PADDING = 64  # rows of embeddings are added in such steps; the first is the mask token's
 _EMBEDDING = re.compile(r"embed_tokens\.weight$")
@@ -54,30 +54,9 @@ def save_pretrained(
     mask_embedding: "torch.Tensor | None" = None,
 ) -> None:
     """Write the trained tensors, named as in transformers' decoder without its head."""
-    from safetensors.torch import save_file
-
-    tensors: dict[str, torch.Tensor] = {}
-    for name, value in layers.items():
-        if value.dim() == 2:
-            tensors[name], tensors[name + SCALE] = quantise(value)
-        else:
-            tensors[name] = value.detach().float().contiguous()
-    if mask_embedding is not None:
-        tensors[MASK] = mask_embedding.detach().float().contiguous()
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / WEIGHTS_NAME)
-    (folder / WEIGHTS_NAME).chmod(0o644)  # saved for their owner only; servers run as other users
+    masks = {} if mask_embedding is None else {MASK: mask_embedding}
+    save_quantised(folder / WEIGHTS_NAME, {**layers, **masks})
     (folder / CONFIG_NAME).write_text(json.dumps(asdict(config)) + "\n")
-
-
-def quantise(weight: "torch.Tensor") -> tuple["torch.Tensor", "torch.Tensor"]:
-    """Return int8 values and the scale of every row: weight is about value x scale.
-
-    Shapes: weight [out, in]; int8 [out, in]; float32 [out].
-    """
-    weight = weight.detach().float()
-    scale = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
-    return (weight / scale[:, None]).round().char().contiguous(), scale.contiguous()
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -102,15 +81,8 @@ def load_pretrained(
 
     Raises: OSError, ValueError.
     """
-    from safetensors.torch import load_file
-
-    stored = load_file(folder / WEIGHTS_NAME)
-    mask = stored.pop(MASK, None)
-    layers: dict[str, torch.Tensor] = {}
-    for name, value in stored.items():
-        if not name.endswith(SCALE):
-            scale = stored.get(name + SCALE)
-            layers[name] = value if scale is None else value.float() * scale[:, None]
+    layers = load_quantised(folder / WEIGHTS_NAME)
+    mask = layers.pop(MASK, None)
     return read_config(folder), layers, mask
 
 

@@ -306,8 +306,11 @@ def train(
     ],
     out: Annotated[Path, typer.Option(help="Folder of the run; one that is found there goes on.")],
     layers: Annotated[
-        str, typer.Option(help="Layers of the target that are kept.")
-    ] = DEFAULT_LAYERS,
+        str,
+        typer.Option(
+            help=f"Layers of the target that a draft model keeps; default: {DEFAULT_LAYERS}."
+        ),
+    ] = "",
     num_frozen: Annotated[
         int, typer.Option(help="First layers that stay as the target has them.", min=0)
     ] = 0,
@@ -342,6 +345,27 @@ def train(
     ] = None,
     seed: Annotated[int, typer.Option(help="Decides the order of the examples.", min=0)] = 0,
     num_threads: Annotated[int, typer.Option(help="Threads; 0 takes every core.", min=0)] = 0,
+    tap_layers: Annotated[
+        str,
+        typer.Option(
+            help="Heads only: which hidden states are read, by the layer that they enter; the last"
+            " is the number of layers. Default: three tenths, seven tenths, all."
+        ),
+    ] = "",
+    num_steps: Annotated[
+        int, typer.Option(help="eagle3 only: tokens that are drafted in training.", min=1, max=16)
+    ] = 4,
+    features: Annotated[
+        Path | None,
+        typer.Option(
+            help="Heads only: where hidden states of the target are kept, which several runs can"
+            " share; default: in the folder of the run.",
+            file_okay=False,
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda or cuda:N.", callback=check_device)
+    ] = "cpu",
 ) -> None:
     """Train a drafter on what its target wrote; the same command goes on after an interruption."""
     run_train(
@@ -362,6 +386,10 @@ def train(
             start_from=start_from,
             seed=seed,
             num_threads=num_threads,
+            tap_layers=tap_layers,
+            num_steps=num_steps,
+            features=features,
+            device=device,
         )
     )
 

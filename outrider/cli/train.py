@@ -1,6 +1,7 @@
 """``outrider write`` and ``train``: a target writes, and a drafter for it is made of that."""
 
 import asyncio
+import json
 import shlex
 import sys
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from outrider.cli.render import plain_console
 from outrider.errors import InvalidField, OutriderError
 
 if TYPE_CHECKING:
+    from outrider.training.recipe import Shape
     from outrider.training.trainer import Progress as Trained
 
 DEFAULT_LAYERS = "0,1,2,3,28,29"  # of thirty: the first four and the last two
@@ -35,6 +37,7 @@ class Kind(StrEnum):
 
     DRAFT_MODEL = "draft-model"
     PARALLEL = "parallel"
+    EAGLE3 = "eagle3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,10 @@ class TrainOptions:
     start_from: Path | None
     seed: int
     num_threads: int
+    tap_layers: str
+    num_steps: int
+    features: Path | None
+    device: str
 
 
 def run_train(flags: TrainOptions) -> None:
@@ -64,28 +71,19 @@ def run_train(flags: TrainOptions) -> None:
 
     Raises: InvalidField naming a flag; RunMismatch if the folder holds another run.
     """
-    if flags.kind is Kind.DRAFT_MODEL and flags.num_parallel:
-        raise InvalidField("--num-parallel", "is for the kind parallel; a draft model draws one")
-    layers = read_layers(flags.layers)
     # Imported late: only this command needs torch in the process of the command line.
     import torch
 
-    from outrider.training.draft_model import DraftModelShape
     from outrider.training.run import RunOptions, finish_run, prepare_run
     from outrider.training.trainer import TrainSettings
 
     if flags.num_threads:
         torch.set_num_threads(flags.num_threads)
-    num_parallel = flags.num_parallel or DEFAULT_NUM_PARALLEL
     options = RunOptions(
         target=flags.target,
         corpus=flags.corpus,
         folder=flags.out,
-        shape=DraftModelShape(
-            layers,
-            num_parallel=1 if flags.kind is Kind.DRAFT_MODEL else num_parallel,
-            num_frozen=flags.num_frozen,
-        ),
+        shape=_shape(flags),
         draft_vocab_size=flags.draft_vocab_size,
         settings=TrainSettings(
             num_tokens=flags.num_tokens,
@@ -97,6 +95,8 @@ def run_train(flags: TrainOptions) -> None:
         max_length=flags.max_length,
         start_from=flags.start_from,
         command=_command(),
+        device=flags.device,
+        features=flags.features,
     )
     console = plain_console()
     bar = _bar(console)
@@ -115,6 +115,44 @@ def run_train(flags: TrainOptions) -> None:
         told.begin(prepared.trainer.num_steps)
         prepared.trainer.run()
     console.print(str(finish_run(prepared, options)), soft_wrap=True)
+
+
+def _shape(flags: TrainOptions) -> "Shape":
+    """Return what the flags describe.
+
+    Raises: InvalidField naming a flag that is for another kind.
+    """
+    from outrider.training.draft_model import DraftModelShape
+    from outrider.training.eagle import EagleShape
+
+    if flags.num_parallel and flags.kind is not Kind.PARALLEL:
+        raise InvalidField("--num-parallel", f"is for the kind parallel, not {flags.kind}")
+    if flags.kind in (Kind.DRAFT_MODEL, Kind.PARALLEL):
+        if flags.tap_layers:
+            raise InvalidField("--tap-layers", f"is for heads, not for {flags.kind}")
+        num_parallel = flags.num_parallel or DEFAULT_NUM_PARALLEL
+        return DraftModelShape(
+            read_layers("--layers", flags.layers or DEFAULT_LAYERS),
+            num_parallel=1 if flags.kind is Kind.DRAFT_MODEL else num_parallel,
+            num_frozen=flags.num_frozen,
+        )
+    if flags.layers or flags.num_frozen:
+        raise InvalidField("--layers", f"is for models of layers, not for {flags.kind}")
+    taps = read_layers("--tap-layers", flags.tap_layers) if flags.tap_layers else ()
+    return EagleShape(taps or default_taps(flags.target), num_steps=flags.num_steps)
+
+
+def default_taps(target: Path) -> tuple[int, ...]:
+    """Return a layer below the middle, one above, and what the target's head reads.
+
+    Raises: InvalidField if the target states no number of layers.
+    """
+    try:
+        config = json.loads((target / "config.json").read_bytes())
+        num_layers = int((config.get("text_config") or config)["num_hidden_layers"])
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidField("--target", f"{target} states no number of layers: {error}") from error
+    return (num_layers * 3 // 10, num_layers * 7 // 10, num_layers)
 
 
 def _command() -> str:
@@ -223,7 +261,7 @@ class Told:
         self.num_measures = len(progress.measures)
 
 
-def read_layers(text: str) -> tuple[int, ...]:
+def read_layers(flag: str, text: str) -> tuple[int, ...]:
     """Return the layers that a flag names.
 
     Raises: InvalidField naming the flag.
@@ -231,4 +269,4 @@ def read_layers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise InvalidField("--layers", f"{text!r} is no list such as 0,1,28,29") from error
+        raise InvalidField(flag, f"{text!r} is no list such as 0,1,28,29") from error

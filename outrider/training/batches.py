@@ -1,7 +1,7 @@
 """Which examples are read together, in which order: a function of the seed and the step alone."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -25,6 +25,17 @@ class Batch:
     is_greedy: torch.Tensor
     num_tokens: int
     """Without padding."""
+    examples: tuple[Example, ...]
+
+    def to(self, device: torch.device) -> "Batch":
+        """Return the batch on a device."""
+        ids, answer, greedy = self.token_ids, self.is_answer, self.is_greedy
+        return replace(
+            self,
+            token_ids=ids.to(device),
+            is_answer=answer.to(device),
+            is_greedy=greedy.to(device),
+        )
 
 
 def make_batch(examples: Sequence[Example]) -> Batch:
@@ -40,6 +51,7 @@ def make_batch(examples: Sequence[Example]) -> Batch:
         is_answer=torch.from_numpy(is_answer),
         is_greedy=torch.tensor([each.is_greedy for each in examples]),
         num_tokens=sum(len(each) for each in examples),
+        examples=tuple(examples),
     )
 
 

@@ -34,7 +34,7 @@ def _page(card: Mapping[str, Any]) -> str:
     lines = [
         f"# Drafter ({card['kind']}) for {card['target']}",
         "",
-        f"Layers {', '.join(map(str, card['layers']))} of the target, trained on "
+        f"{card['description']}, trained on "
         f"{card['num_tokens_trained']:,} tokens of text that the target wrote ("
         f"{card['num_examples']:,} examples, prompts included, read repeatedly), seed "
         f"{card['settings']['seed']}, in {card['train_s'] / 60:.0f} minutes. Embeddings and head "

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from outrider.checkpoints import cut_layers
 from outrider.checkpoints.pretrained import PretrainedConfig, load_pretrained, save_pretrained
 from outrider.training.batches import Batch
+from outrider.training.recipe import Ingredients
 from outrider.training.vocabulary import DraftVocabulary
 
 NUM_REPLAYED = 8  # draft tokens of a replay where the drafter sets no limit itself
@@ -37,6 +38,31 @@ class DraftModelShape:
     num_parallel: int = 1
     anchors_per_answer: float = 0.15
     num_frozen: int = 0
+
+    @property
+    def kind(self) -> str:
+        """Name on the command line."""
+        return "parallel" if self.num_parallel > 1 else "draft-model"
+
+    @property
+    def description(self) -> str:
+        """What is trained."""
+        return f"Layers {', '.join(map(str, self.layers))} of the target"
+
+    def facts(self) -> dict[str, Any]:
+        """Return what makes a run of this shape what it is."""
+        return {
+            "layers": list(self.layers),
+            "num_parallel": self.num_parallel,
+            "num_frozen": self.num_frozen,
+            "anchors_per_answer": self.anchors_per_answer,
+        }
+
+    def build(self, ingredients: Ingredients) -> "DraftModel":
+        """Return the model before its first step."""
+        name = f"layers-{'-'.join(map(str, self.layers))}"
+        scratch = ingredients.folder / name
+        return DraftModel(ingredients.target, scratch, self, ingredients.vocabulary)
 
 
 class DraftModel(nn.Module):

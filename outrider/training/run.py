@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 
 from outrider.checkpoints.pretrained import pretrained_digest
 from outrider.errors import InvalidField
@@ -14,7 +15,7 @@ from outrider.identity.weights import weights_digest
 from outrider.text import TextCodec
 from outrider.training.card import write_card
 from outrider.training.corpus import Corpus, read_corpus, read_questions
-from outrider.training.draft_model import DraftModel, DraftModelShape
+from outrider.training.recipe import Ingredients, Shape
 from outrider.training.trainer import Progress, Trainer, TrainSettings
 from outrider.training.vocabulary import DraftVocabulary, choose_vocabulary
 
@@ -30,13 +31,16 @@ class RunOptions:
     target: Path
     corpus: tuple[Path, ...]
     folder: Path
-    shape: DraftModelShape
+    shape: Shape
     draft_vocab_size: int
     settings: TrainSettings
     excluded: tuple[Path, ...] = ()
     max_length: int = 512
     start_from: Path | None = None
     command: str = ""
+    device: str = "cpu"
+    features: Path | None = None
+    """Where hidden states of the target are kept; None: in the folder of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +83,12 @@ def prepare_run(options: RunOptions, told: Callable[[Progress], None]) -> Prepar
     vocabulary = choose_vocabulary(
         corpus.training, size=options.draft_vocab_size, vocab_size=vocab_size
     )
-    name = "-".join(str(layer) for layer in options.shape.layers)
-    recipe = DraftModel(target, options.folder / f"layers-{name}", options.shape, vocabulary)
+    device = torch.device(options.device)
+    features = options.features or options.folder / "features"
+    recipe = options.shape.build(Ingredients(target, vocabulary, options.folder, features, device))
     if options.start_from is not None:
         recipe.load(options.start_from)
+    cast(nn.Module, recipe).to(device)
     trainer = Trainer(
         recipe,
         corpus,
@@ -90,6 +96,7 @@ def prepare_run(options: RunOptions, told: Callable[[Progress], None]) -> Prepar
         options.folder,
         facts=_facts(options, weights_digest(target)),
         told=told,
+        device=device,
     )
     return Prepared(trainer, corpus, vocabulary)
 
@@ -98,7 +105,6 @@ def finish_run(prepared: Prepared, options: RunOptions) -> Path:
     """Write weights, card and plot of what was trained so far; return their folder."""
     folder = options.folder / "drafter"
     recipe = prepared.trainer.recipe
-    assert isinstance(recipe, DraftModel)
     digest = weights_digest(options.target)
     recipe.save(folder, trained_for=digest)
     write_card(
@@ -106,6 +112,7 @@ def finish_run(prepared: Prepared, options: RunOptions) -> Path:
         prepared.trainer.progress,
         {
             **_facts(options, digest),
+            "description": options.shape.description,
             "command": options.command,
             "settings": options.settings,
             "num_examples": len(prepared.corpus.training),
@@ -115,7 +122,7 @@ def finish_run(prepared: Prepared, options: RunOptions) -> Path:
             "corpus_digest": prepared.corpus.digest,
             "draft_vocab_coverage": prepared.vocabulary.coverage(prepared.corpus.held_out),
             "num_parameters": sum(
-                each.numel() for each in recipe.parameters() if each.requires_grad
+                each.numel() for each in cast(nn.Module, recipe).parameters() if each.requires_grad
             ),
             "torch": torch.__version__,
         },
@@ -126,13 +133,10 @@ def finish_run(prepared: Prepared, options: RunOptions) -> Path:
 def _facts(options: RunOptions, digest: str) -> dict[str, Any]:
     """What makes a run what it is, beside its settings and its corpus."""
     return {
-        "kind": "parallel" if options.shape.num_parallel > 1 else "draft-model",
+        "kind": options.shape.kind,
         "target": options.target.name,
         "target_weights_digest": digest,
-        "layers": list(options.shape.layers),
-        "num_parallel": options.shape.num_parallel,
-        "num_frozen": options.shape.num_frozen,
-        "anchors_per_answer": options.shape.anchors_per_answer,
+        **options.shape.facts(),
         "draft_vocab_size": options.draft_vocab_size,
         "max_length": options.max_length,
         "corpus": [path.name for path in options.corpus],

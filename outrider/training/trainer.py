@@ -8,18 +8,19 @@ threads).
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 
 from outrider.errors import OutriderError
-from outrider.training.batches import Batch, BatchPlan, batches_of
+from outrider.training.batches import BatchPlan, batches_of
 from outrider.training.corpus import Corpus, Example
+from outrider.training.recipe import Recipe
 from outrider.training.replay import Replay
 
 CHECKPOINT_NAME = "checkpoint.pt"
@@ -32,23 +33,6 @@ MILESTONES = (100_000, 300_000, 1_000_000)
 
 class RunMismatch(OutriderError):
     """The folder holds the checkpoint of another run."""
-
-
-class Recipe(Protocol):
-    """A kind of drafter in training; an ``nn.Module`` too."""
-
-    @property
-    def num_draft_tokens(self) -> int:
-        """Tokens that are proposed together."""
-        ...
-
-    def loss(self, batch: Batch, generator: np.random.Generator) -> torch.Tensor:
-        """Return the mean loss of a batch; everything random comes from the generator."""
-        ...
-
-    def agreements(self, batch: Batch) -> Iterator[np.ndarray]:
-        """Yield a table for ``Replay.add`` for every answer of the batch."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +102,7 @@ class Trainer:
     facts: dict[str, Any]
     """What else makes a run what it is: kind, layers, files; compared on resuming."""
     told: Callable[[Progress], None] = lambda _: None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     clock: Callable[[], float] = time.monotonic
     progress: Progress = field(default_factory=Progress)
     _optimizer: torch.optim.AdamW = field(init=False)
@@ -178,7 +163,7 @@ class Trainer:
     def _step(self) -> None:
         began = self.clock()
         progress = self.progress
-        batch = self._plan.batch(progress.step)
+        batch = self._plan.batch(progress.step).to(self.device)
         rate = self.settings.rate(progress.step, self.num_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -203,7 +188,7 @@ class Trainer:
         return now - last >= self.settings.tokens_between_measures
 
     def _measure(self) -> None:
-        replay = replay_greedy(self.recipe, self.corpus.held_out, self.settings)
+        replay = replay_greedy(self.recipe, self.corpus.held_out, self.settings, self.device)
         recent = self.progress.losses[self.progress.num_measured_steps :]
         self.progress.num_measured_steps = self.progress.step
         self.progress.measures.append(
@@ -237,7 +222,7 @@ class Trainer:
         path = self.folder / CHECKPOINT_NAME
         if not path.exists():
             return
-        state = torch.load(path, weights_only=True)
+        state = torch.load(path, weights_only=True, map_location=self.device)
         there, here = json.loads(state["identity"]), json.loads(json.dumps(self._identity()))
         if there != here:
             raise RunMismatch(
@@ -251,12 +236,14 @@ class Trainer:
         self.progress = Progress(**progress, measures=measures)
 
 
-def replay_greedy(recipe: Recipe, examples: Sequence[Example], settings: TrainSettings) -> Replay:
+def replay_greedy(
+    recipe: Recipe, examples: Sequence[Example], settings: TrainSettings, device: torch.device
+) -> Replay:
     """Replay the first greedy answers among the examples."""
     greedy = [each for each in examples if each.is_greedy][: settings.num_measured]
     replay = Replay(recipe.num_draft_tokens)
     for batch in batches_of(greedy, settings.tokens_per_batch):
-        for agrees in recipe.agreements(batch):
+        for agrees in recipe.agreements(batch.to(device)):
             replay.add(agrees.tolist())
     return replay
 
