@@ -149,6 +149,8 @@ class SleepingSource:
     compute_s: float
     name: str = "model"
     num_continuations: int = 0
+    feature_layers: tuple[int, ...] = ()
+    feature_width: int = 0
     needs_tokenizer: bool = True
 
     def open(self, opening: Opening) -> SleepingLease:

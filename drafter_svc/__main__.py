@@ -124,6 +124,9 @@ def _register(
         max_draft_tokens=settings.max_draft_tokens,
         max_sequences=settings.max_sequences,
         sources=tuple(sources),
+        features={
+            name: source.feature_layers for name, source in sources.items() if source.feature_layers
+        },
     )
 
     def current_load() -> common_pb2.Load:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from drafter_svc.lookup import SuffixLease, SuffixSource
-from drafter_svc.source import Block, Opening, Source, SourceLease, Wanted
+from drafter_svc.source import Block, FeatureLease, Opening, Source, SourceLease, Wanted
 from outrider.draft import Draft
+from outrider.features import Features
 
 
 @dataclass(slots=True)
@@ -37,6 +38,11 @@ class ChainedLease:
         path = (*pending, *ids[:num_guesses])
         return Block(path=path, draft=Draft(ids[num_guesses:], self.lookup.source))
 
+    def take_features(self, features: Features) -> None:
+        """Hand on to the model, whichever of both drafts next."""
+        assert isinstance(self.model, FeatureLease)
+        self.model.take_features(features)
+
     def close(self) -> None:
         """Close both."""
         self.lookup.close()
@@ -63,6 +69,16 @@ class ChainedSource:
     def num_continuations(self) -> int:
         """As the model does."""
         return self.model.num_continuations
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """As the model does."""
+        return self.model.feature_layers
+
+    @property
+    def feature_width(self) -> int:
+        """As the model does."""
+        return self.model.feature_width
 
     @property
     def needs_tokenizer(self) -> bool:

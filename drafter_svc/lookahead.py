@@ -63,6 +63,8 @@ class LookaheadSource:
     name: str = sources.LOOKAHEAD
     needs_tokenizer: bool = False
     num_continuations: int = 1
+    feature_layers: tuple[int, ...] = ()
+    feature_width: int = 0
 
     def open(self, opening: Opening) -> LookaheadLease:
         """Begin with an empty window."""

@@ -77,6 +77,8 @@ class NgramSource:
     name: str = sources.NGRAM
     needs_tokenizer: bool = False
     num_continuations: int = 0
+    feature_layers: tuple[int, ...] = ()
+    feature_width: int = 0
 
     def open(self, opening: Opening) -> LookupLease:
         """Begin with an empty index."""
@@ -91,6 +93,8 @@ class SuffixSource:
     name: str = sources.SUFFIX
     needs_tokenizer: bool = False
     num_continuations: int = 0
+    feature_layers: tuple[int, ...] = ()
+    feature_width: int = 0
 
     def open(self, opening: Opening) -> SuffixLease:
         """Begin with an empty index beside the outputs of the same salt.

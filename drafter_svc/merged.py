@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from drafter_svc.recycling import RecyclingLease, RecyclingSource
-from drafter_svc.source import Block, Opening, Source, SourceLease, Wanted
+from drafter_svc.source import Block, FeatureLease, Opening, Source, SourceLease, Wanted
 from outrider.draft import Draft
+from outrider.features import Features
 from outrider.tree import GrowingTree, merge
 
 
@@ -38,6 +39,11 @@ class MergedLease:
             scores=tuple(tree.scores),
         )
 
+    def take_features(self, features: Features) -> None:
+        """Hand on to the model, whichever of both drafts next."""
+        assert isinstance(self.model, FeatureLease)
+        self.model.take_features(features)
+
     def close(self) -> None:
         """Close both."""
         self.recycling.close()
@@ -60,6 +66,16 @@ class MergedSource:
     def name(self) -> str:
         """Name on the wire."""
         return f"{self.recycling.name}+{self.model.name}"
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """As the model does."""
+        return self.model.feature_layers
+
+    @property
+    def feature_width(self) -> int:
+        """As the model does."""
+        return self.model.feature_width
 
     @property
     def needs_tokenizer(self) -> bool:

@@ -290,6 +290,8 @@ class ModelSource:
     masks: Masks = ONE_BY_ONE
     needs_tokenizer: bool = True
     num_continuations: int = 0
+    feature_layers: tuple[int, ...] = ()
+    feature_width: int = 0
 
     @property
     def name(self) -> str:

@@ -87,6 +87,8 @@ class RecyclingSource:
     lookup: SuffixSource | None = None
     needs_tokenizer: bool = False
     num_continuations: int = NUM_CONTINUATIONS
+    feature_layers: tuple[int, ...] = ()
+    feature_width: int = 0
 
     @property
     def name(self) -> str:

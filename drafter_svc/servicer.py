@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from drafter_svc.source import Block, Opening, Source, SourceLease, Wanted
+from drafter_svc.source import Block, FeatureLease, Opening, Source, SourceLease, Wanted
 from outrider.continuations import Continuations
 from outrider.draft import NO_DRAFT
 from outrider.engine import CacheTooShort
 from outrider.errors import IdentityMismatch, InvalidField, ResourceExhausted
+from outrider.features import Features
 from outrider.identity import ModelIdentity
 from outrider.sampling import read_law
 from outrider.serving.streams import first_message
@@ -43,13 +44,21 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                 source=source.name,
                 incarnation=self.identity.incarnation,
                 num_continuations=source.num_continuations,
+                features=_spec(source.feature_layers),
             )
             await context.write(drafter_pb2.DraftResponse(opened=opened))
             async with asyncio.TaskGroup() as group:
                 drafting: asyncio.Task[drafter_pb2.DraftResponse] | None = None
                 answer: asyncio.Task[None] | None = None
+                features_end = 0
                 async for request in request_iterator:
-                    advance = self._checked_advance(source, request)
+                    if request.WhichOneof("kind") == "features":
+                        features = _checked_features(source, request.features)
+                        features_end = max(features_end, features.end)
+                        assert isinstance(lease, FeatureLease)
+                        lease.take_features(features)
+                        continue
+                    advance = self._checked_advance(source, request, features_end)
                     if drafting is not None and answer is not None:
                         # Nobody waits for that draft any more. Only the drafting is cancelled: a
                         # write must end before the next one begins.
@@ -130,16 +139,20 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
             )
 
     def _checked_advance(
-        self, source: Source, request: drafter_pb2.DraftRequest
+        self, source: Source, request: drafter_pb2.DraftRequest, features_end: int
     ) -> drafter_pb2.Advance:
         if request.WhichOneof("kind") != "advance":
-            raise InvalidField("kind", "every message after the first must be an advance")
+            raise InvalidField("kind", "after the first come advances and features only")
         advance = request.advance
         if advance.max_draft_tokens > self.max_draft_tokens:
             limit = f"{advance.max_draft_tokens} is above {self.max_draft_tokens}"
             raise InvalidField("advance.max_draft_tokens", limit)
         if not advance.token_ids:
             raise InvalidField("advance.token_ids", "at least one committed id must follow start")
+        base = advance.start + len(advance.token_ids)
+        if features_end > base:
+            limit = f"features of position {features_end - 1} before its id; there are {base}"
+            raise InvalidField("features.start", limit)
         pending = advance.pending.token_ids
         if source.needs_tokenizer:
             worst = max((*advance.token_ids, *pending), default=0)
@@ -147,6 +160,25 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                 limit = f"id {worst} is not below {self.identity.vocab_size}"
                 raise InvalidField("advance.token_ids", limit)
         return advance
+
+
+def _spec(layers: tuple[int, ...]) -> common_pb2.FeatureSpec | None:
+    return common_pb2.FeatureSpec(layers=layers) if layers else None
+
+
+def _checked_features(source: Source, chunk: common_pb2.FeatureChunk) -> Features:
+    """Read a chunk.
+
+    A wrong one is the peer's mistake, such as a drafter paired with another target; to pass over
+    it would leave drafts bad without a word.
+    """
+    if not source.feature_layers:
+        raise InvalidField("features", f"source {source.name} asks for none")
+    features = Features.from_proto(chunk, source.feature_width)
+    if features is None:
+        limit = f"{len(chunk.values)} bytes are no positions of {source.feature_width} numbers"
+        raise InvalidField("features.values", limit)
+    return features
 
 
 def _wanted(advance: drafter_pb2.Advance) -> Wanted:

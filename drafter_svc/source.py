@@ -1,10 +1,11 @@
 """The seam between the drafter's servicer and its draft sources."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from outrider.continuations import Continuations
 from outrider.draft import Draft
+from outrider.features import Features
 from outrider.sampling import Mode, SamplingParams
 
 
@@ -83,6 +84,20 @@ class SourceLease(Protocol):
         ...
 
 
+@runtime_checkable
+class FeatureLease(SourceLease, Protocol):
+    """A lease of a source that wants hidden states of the target."""
+
+    def take_features(self, features: Features) -> None:
+        """Keep hidden states of committed positions, in a ``FeatureStore``, until they are used.
+
+        Called as they arrive, also while ``draft`` is at work, before the first ``draft`` that
+        is told the positions. In ascending order as a rule; after a failover positions come again,
+        and what the verifier's prefix cache served or a full store dropped never comes.
+        """
+        ...
+
+
 class Source(Protocol):
     """A way of drafting."""
 
@@ -101,6 +116,19 @@ class Source(Protocol):
         """Most likely ids of every verified row that the source learns from; 0: none."""
         ...
 
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Layers of the target whose hidden states the source wants; its leases take them.
+
+        As ``FeatureSpec`` counts them. Empty: none.
+        """
+        ...
+
+    @property
+    def feature_width(self) -> int:
+        """Numbers of one position: layers times the target's hidden size; 0 without layers."""
+        ...
+
     def open(self, opening: Opening) -> SourceLease:
-        """Begin a sequence."""
+        """Begin a sequence; returns a ``FeatureLease`` where there are ``feature_layers``."""
         ...

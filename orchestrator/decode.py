@@ -32,10 +32,17 @@ class Verification(Protocol):
     Moves to another equal verifier by itself when one is lost.
     """
 
-    async def send(self, sequence: Sequence, draft: Draft, num_continuations: int) -> None:
+    async def send(
+        self,
+        sequence: Sequence,
+        draft: Draft,
+        num_continuations: int,
+        feature_layers: tuple[int, ...],
+    ) -> None:
         """Send the step of the present cycle.
 
-        ``num_continuations``: most likely ids of every verified row that the drafter wants.
+        ``num_continuations``: most likely ids of every verified row that the drafter wants;
+        ``feature_layers``: layers of the target whose hidden states it wants.
         """
         ...
 
@@ -57,7 +64,8 @@ async def decode(
     """
     while not sequence.is_finished:
         draft = await drafting.draft_for(sequence)
-        await verification.send(sequence, draft, drafting.num_continuations)
+        wanted = drafting.num_continuations, drafting.feature_layers
+        await verification.send(sequence, draft, *wanted)
         await drafting.prepare_next(sequence, draft)
         verdict = await verification.verdict(sequence, draft)
         drafting.learn(draft, verdict)

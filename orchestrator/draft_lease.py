@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from orchestrator.board import DraftBlock, DraftBoard
+from orchestrator.kept_features import KeptFeatures, StepFeatures
 from orchestrator.kv_ledger import KVLedger
 from orchestrator.patience import Patience
 from orchestrator.request import Request
@@ -54,6 +55,9 @@ class GrpcDraftLease:
     num_continuations: int = 0
     """Ids per verified row that the drafter learns from, once it has said so."""
     taught: list[common_pb2.Continuations] = field(default_factory=list)
+    feature_layers: tuple[int, ...] = ()
+    """Layers whose hidden states the drafter wants: as it told before, then as it says itself."""
+    features: KeptFeatures = field(default_factory=KeptFeatures)
     lost_reason: str = ""
     reader: "asyncio.Task[None] | None" = None
 
@@ -81,7 +85,14 @@ class GrpcDraftLease:
         )
         stub = drafter_pb2_grpc.DrafterServiceStub(worker.channel)
         call = stub.Draft(timeout=timeout_s, metadata=request_id_metadata(request.request_id))
-        return cls(call, board, opening, worker, binds_cycles=request.mode is Mode.RATIO)
+        return cls(
+            call,
+            board,
+            opening,
+            worker,
+            binds_cycles=request.mode is Mode.RATIO,
+            feature_layers=worker.feature_layers(request.plan.sources),
+        )
 
     @property
     def is_alive(self) -> bool:
@@ -109,6 +120,12 @@ class GrpcDraftLease:
         """Hand on what the target said, with the next advance."""
         if self.num_continuations:
             self.taught = [*self.taught, continuations][-MAX_TAUGHT:]
+
+    def teach_features(self, features: StepFeatures) -> None:
+        """Hand on hidden states, before the next advance, if they are of the right layers."""
+        if features.layers == self.feature_layers:
+            for chunk in features.chunks:
+                self.features.add(chunk)
 
     @property
     def num_heals(self) -> int:
@@ -148,6 +165,8 @@ class GrpcDraftLease:
                 if self.reader is None:
                     self.reader = asyncio.create_task(self._read())
                     await self.call.write(drafter_pb2.DraftRequest(open=self.opening))
+                for chunk in self.features.take():
+                    await self.call.write(drafter_pb2.DraftRequest(features=chunk))
                 await self.call.write(drafter_pb2.DraftRequest(advance=advance))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
             self._lose("drafter_lost")
@@ -170,9 +189,7 @@ class GrpcDraftLease:
                     self.call.cancel()
                     return self._lose("drafter_restarted")
                 if kind == "opened":
-                    self.num_continuations = min(
-                        response.opened.num_continuations, MAX_CONTINUATIONS
-                    )
+                    self._learn_wishes(response.opened)
                 if kind == "block":
                     self._post(response.block)
                 elif kind == "context_needed":
@@ -182,6 +199,13 @@ class GrpcDraftLease:
             self._lose(await self._why())
         except grpc.aio.AioRpcError as error:
             self._lose(_reason(error.code()))
+
+    def _learn_wishes(self, opened: drafter_pb2.DraftOpened) -> None:
+        self.num_continuations = min(opened.num_continuations, MAX_CONTINUATIONS)
+        layers = tuple(opened.features.layers)
+        if layers != self.feature_layers:  # what was kept is not what it can read
+            self.feature_layers = layers
+            self.features.take()
 
     def _knows(self, incarnation: str) -> bool:
         """True if this is the drafter whose identity was judged."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.board import DraftBoard
+from orchestrator.kept_features import StepFeatures
 from orchestrator.patience import Patience
 from orchestrator.policy import SpeculationPlan
 from orchestrator.receipt import BlockResult, Stats
@@ -71,6 +72,15 @@ class DraftLease(Protocol):
         """Hand on what the target said, with the next advance."""
         ...
 
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Layers of the target whose hidden states the drafter wants; empty: none."""
+        ...
+
+    def teach_features(self, features: StepFeatures) -> None:
+        """Hand on hidden states of what was committed, before the next advance."""
+        ...
+
     def close(self) -> None:
         """End the stream."""
         ...
@@ -105,6 +115,8 @@ class Drafting:
         fitting = self.board.take(sequence.token_ids, sequence.cycle)
         if not self.plan.speculates:
             return NO_DRAFT
+        if sequence.cycle == 0:
+            self._current_lease()  # the step that reads the prompt asks for what the drafter wants
         if num_tokens <= 0:
             if fitting is not None:
                 self.board.discard(fitting)
@@ -128,6 +140,8 @@ class Drafting:
         """Let the drafter answer for its drafts, and learn; lookup answers to nobody."""
         if self.lease is not None and verdict.continuations is not None:
             self.lease.teach(verdict.continuations)
+        if self.lease is not None and verdict.features.chunks:
+            self.lease.teach_features(verdict.features)
         if self.lease is not None and draft.num_proposed and draft.source != sources.LOOKUP:
             invalid = "" if verdict.no_room_for_draft else verdict.invalid_draft
             self.lease.judge(f"invalid draft: {invalid}" if invalid else None)
@@ -136,6 +150,11 @@ class Drafting:
     def num_continuations(self) -> int:
         """Most likely ids of every verified row that the drafter wants to learn from."""
         return 0 if self.lease is None else self.lease.num_continuations
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Layers of the target whose hidden states the drafter wants."""
+        return () if self.lease is None else self.lease.feature_layers
 
     async def prepare_next(self, sequence: Sequence, pending: Draft) -> None:
         """Let the drafter work on what follows while ``pending`` is being verified."""

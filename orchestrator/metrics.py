@@ -70,6 +70,9 @@ class OrchestratorMetrics:
         self._heals = counter(
             "ledger_heals", "Times that a worker's KV was not what was expected.", "model"
         )
+        self._feature_bytes = counter(
+            "feature_bytes", "Bytes of hidden states that verifiers sent for drafters.", "model"
+        )
         self._blocks = counter("draft_blocks", "What came of the drafters' blocks.", "result")
         for result in BlockResult:
             self._blocks.labels(result.value)
@@ -110,6 +113,7 @@ class OrchestratorMetrics:
             (self._passes_saved, max(stats.num_passes_saved, 0)),
             (self._failovers, stats.num_failovers),
             (self._heals, generation.num_ledger_heals),
+            (self._feature_bytes, stats.num_feature_bytes),
         ):
             counter.labels(model).inc(count)
         for reason, count in stats.fallbacks.items():

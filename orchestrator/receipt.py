@@ -33,6 +33,7 @@ class Stats:
     num_output_tokens: int = 0
     cached_tokens: int = 0
     num_failovers: int = 0
+    num_feature_bytes: int = 0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     network_ms: float = 0.0
@@ -61,6 +62,7 @@ class Stats:
         self.num_cycles += 1
         self.num_target_passes += verdict.num_passes
         self.num_output_tokens += len(delivered)
+        self.num_feature_bytes += verdict.features.num_bytes
         served_ms = verdict.queue_ms + verdict.compute_ms
         self.verify_ms += served_ms
         self.network_ms += max(verdict.round_trip_ms - served_ms, 0.0)

@@ -263,6 +263,7 @@ def _receipt(generation: Generation) -> generation_pb2.Receipt:
         min_decision_margin=stats.min_margin,
         num_ledger_heals=generation.num_ledger_heals,
         num_failovers=stats.num_failovers,
+        num_feature_bytes=stats.num_feature_bytes,
     )
     drafter = generation.drafter
     if drafter is not None and drafter.identity is not None:

@@ -136,6 +136,10 @@ class Supervisor:
         worker.binding = answer.binding
         worker.sources = tuple(answer.sources)
         worker.max_draft_tokens = answer.max_draft_tokens
+        worker.features = {name: tuple(spec.layers) for name, spec in answer.features.items()}
+        worker.max_feature_layer = (
+            answer.max_feature_layer if answer.HasField("max_feature_layer") else None
+        )
         if worker.role is Role.VERIFIER:
             self.pool.admit_verifier(worker)
         else:

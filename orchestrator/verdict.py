@@ -4,6 +4,8 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.kept_features import NO_FEATURES, StepFeatures
+
 
 class Origin(enum.Enum):
     """Where a committed token came from."""
@@ -38,6 +40,9 @@ class Verdict:
 
     continuations: Any = None
     """What the target said of the verified rows, for the drafter; passed on as it is."""
+
+    features: StepFeatures = NO_FEATURES
+    """The target's hidden states of what is committed, for the drafter; passed on as they are."""
 
     no_room_for_draft: bool = False
     """The draft was treated as none through no fault of the drafter's."""

@@ -45,21 +45,28 @@ class LeasedVerification:
     lease: VerifyLease | None = None
     num_heals: int = 0
     num_continuations: int = 0
-    """Asked for in the present step."""
+    feature_layers: tuple[int, ...] = ()
+    """Both asked for in the present step."""
     _failed: dict[Life, Loss] = field(default_factory=dict)
 
-    async def send(self, sequence: Sequence, draft: Draft, num_continuations: int = 0) -> None:
+    async def send(
+        self,
+        sequence: Sequence,
+        draft: Draft,
+        num_continuations: int = 0,
+        feature_layers: tuple[int, ...] = (),
+    ) -> None:
         """Send the step, opening a lease first where there is none.
 
         Raises: Unavailable if no equal verifier is left.
         """
-        self.num_continuations = num_continuations
+        self.num_continuations, self.feature_layers = num_continuations, feature_layers
         while True:
             if self.lease is None:
                 self._open(sequence)
             assert self.lease is not None
             try:
-                return await self.lease.send(sequence, draft, num_continuations)
+                return await self.lease.send(sequence, draft, num_continuations, feature_layers)
             except VerifierLost as lost:
                 self._lose(sequence, lost)
 
@@ -71,13 +78,14 @@ class LeasedVerification:
         while True:
             assert self.lease is not None
             try:
-                verdict = await self.lease.verdict(sequence, draft, self.num_continuations)
+                wanted = self.num_continuations, self.feature_layers
+                verdict = await self.lease.verdict(sequence, draft, *wanted)
                 assert self.worker is not None
                 self.worker.succeed()
                 return verdict
             except VerifierLost as lost:
                 self._lose(sequence, lost)
-                await self.send(sequence, draft, self.num_continuations)
+                await self.send(sequence, draft, self.num_continuations, self.feature_layers)
 
     def close(self) -> None:
         """End the lease."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from orchestrator.kept_features import KeptFeatures, StepFeatures
 from orchestrator.kv_ledger import KVLedger
 from orchestrator.request import Request
 from orchestrator.sequence import Sequence
@@ -17,6 +18,7 @@ from orchestrator.step_time import StepTime
 from orchestrator.verdict import Origin, Verdict
 from orchestrator.worker import Worker
 from outrider.draft import Draft
+from outrider.features import objection_to_layers
 from outrider.sampling import AcceptanceRule
 from outrider.serving.request_id import request_id_metadata
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
@@ -73,10 +75,15 @@ class VerifyLease:
     incarnation: str
     """Of the verifier whose identity was judged."""
     num_traced_ids: int = 0
+    max_feature_layer: int | None = None
+    """The largest layer that the verifier gives hidden states of; None: it gives none."""
     ledger: KVLedger = field(default_factory=KVLedger)
     opening_sent: bool = False
     sent_at: float = 0.0
     num_sent: int = 0
+    asked_layers: tuple[int, ...] = ()
+    features: KeptFeatures = field(default_factory=KeptFeatures)
+    """Of the step that was sent, as far as they have come."""
 
     @classmethod
     def open(
@@ -106,10 +113,21 @@ class VerifyLease:
             worker.step_time,
             worker.identity.incarnation,
             request.plan.num_traced_ids,
+            worker.max_feature_layer,
         )
 
-    async def send(self, sequence: Sequence, draft: Draft, num_continuations: int = 0) -> None:
-        """Send the step of the present cycle with the ids that the verifier lacks."""
+    async def send(
+        self,
+        sequence: Sequence,
+        draft: Draft,
+        num_continuations: int = 0,
+        feature_layers: tuple[int, ...] = (),
+    ) -> None:
+        """Send the step of the present cycle with the ids that the verifier lacks.
+
+        Hidden states that the verifier would refuse to give are not asked for: a drafter's wish
+        must not fail a request.
+        """
         start = min(self.ledger.cache_length, len(sequence) - 1)
         step = verifier_pb2.Step(
             cycle=sequence.cycle,
@@ -119,6 +137,12 @@ class VerifyLease:
             top_ids=self.num_traced_ids,
             num_continuations=num_continuations,
         )
+        if not feature_layers or objection_to_layers(feature_layers, self.max_feature_layer):
+            feature_layers = ()
+        else:
+            step.features.layers.extend(feature_layers)
+        self.asked_layers = feature_layers
+        self.features.take()
         if draft:
             step.draft.CopyFrom(draft.to_proto())
         self.sent_at = time.monotonic()
@@ -139,7 +163,11 @@ class VerifyLease:
             raise await self._lost(error) from None
 
     async def verdict(
-        self, sequence: Sequence, draft: Draft, num_continuations: int = 0
+        self,
+        sequence: Sequence,
+        draft: Draft,
+        num_continuations: int = 0,
+        feature_layers: tuple[int, ...] = (),
     ) -> Verdict:
         """Return the verdict of the step that was sent, giving the verifier the context it asks
         for."""
@@ -148,7 +176,7 @@ class VerifyLease:
             if response.WhichOneof("kind") == "verdict":
                 return self._accept(sequence, draft, response.verdict)
             self.ledger.lower(response.context_needed.have_length)
-            await self.send(sequence, draft, num_continuations)
+            await self.send(sequence, draft, num_continuations, feature_layers)
         raise VerifierLost("verifier asked for context again and again")
 
     def close(self) -> None:
@@ -158,11 +186,11 @@ class VerifyLease:
     async def _read(self, sequence: Sequence) -> verifier_pb2.VerifyResponse:
         """Return the next answer to the present cycle.
 
-        Older ones and the opening are passed over.
+        Older ones and the opening are passed over, features are kept.
         """
         patience_s = self.step_time.timeout_s(self.num_sent)
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(patience_s) as patience:
                 while True:
                     response: verifier_pb2.VerifyResponse = await self.call.read()
                     if response is grpc.aio.EOF:
@@ -173,8 +201,15 @@ class VerifyLease:
                     if kind == "opened":
                         self._check_incarnation(response.opened.incarnation)
                         continue
+                    if kind == "features":
+                        if self.asked_layers:
+                            self.features.add(response.features)
+                        # The pass is over, and a slow line is no silence.
+                        patience.reschedule(asyncio.get_running_loop().time() + patience_s)
+                        continue
                     if kind is not None and getattr(response, kind).cycle == sequence.cycle:
                         return response
+                    self.features.take()  # they belong to an older answer
         except TimeoutError:
             raise VerifierLost(f"no verdict within {patience_s:.1f} s", Loss.SILENT) from None
         except grpc.aio.AioRpcError as error:
@@ -207,6 +242,7 @@ class VerifyLease:
             trace=verdict.trace if verdict.HasField("trace") else None,
             no_room_for_draft=verdict.no_room_for_draft,
             continuations=verdict.continuations if verdict.HasField("continuations") else None,
+            features=StepFeatures(self.asked_layers, self.features.take()),
         )
 
     async def _lost(self, error: BaseException | None) -> VerifierLost:

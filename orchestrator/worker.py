@@ -47,6 +47,10 @@ class Worker:
     binding: int = worker_pb2.WORKER_BINDING_UNSPECIFIED
     sources: tuple[str, ...] = ()
     max_draft_tokens: int = 0
+    features: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of a drafter: layers whose hidden states its sources want, by source."""
+    max_feature_layer: int | None = None
+    """Of a verifier: the largest layer that it gives hidden states of; None: it gives none."""
     num_leases: int = 0
     overridden_targets: set[str] = field(default_factory=set)  # names; their templates differ
     refusals: dict[str, str] = field(default_factory=dict)  # by target name; "" is a fit
@@ -65,6 +69,11 @@ class Worker:
     def is_ready(self) -> bool:
         """True while the worker may be used."""
         return self.state in (WorkerState.READY, WorkerState.SUSPECT)
+
+    def feature_layers(self, sources: tuple[str, ...]) -> tuple[int, ...]:
+        """Return what the source wants that this drafter will choose of ``sources``."""
+        offered = [source for source in sources or self.sources if source in self.sources]
+        return self.features.get(offered[0], ()) if offered else ()
 
     def fail(self, reason: str, now: float, *, grave: bool = False) -> None:
         """The worker failed a request: after a few of these others go first for a while.

@@ -1,8 +1,8 @@
 """WorkerService: identity, load and tokenizer files, the same at every worker."""
 
 import hashlib
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
@@ -23,6 +23,10 @@ class Capabilities:
     max_draft_tokens: int
     max_sequences: int
     sources: tuple[str, ...] = ()
+    features: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Layers whose hidden states sources want, by source."""
+    max_feature_layer: int | None = None
+    """Of a verifier: the number of decoder layers; None: it gives no hidden states."""
 
 
 class Stats(Protocol):
@@ -91,6 +95,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             modes=[mode.value for mode in able.modes],
             max_draft_tokens=able.max_draft_tokens,
             max_sequences=able.max_sequences,
+            features={
+                source: common_pb2.FeatureSpec(layers=layers)
+                for source, layers in able.features.items()
+            },
+            max_feature_layer=able.max_feature_layer,
         )
 
     async def GetLoads(

@@ -48,12 +48,14 @@ async def open_verifier(settings: VerifierSettings) -> AsyncIterator[Register]:
             identity=model.identity,
             max_draft_tokens=settings.max_draft_tokens,
             max_sequences=settings.max_sequences,
+            max_feature_layer=model.engine.max_tap,
         )
         capabilities = Capabilities(
             binding=worker_pb2.WORKER_BINDING_TARGET,
             modes=tuple(Mode),
             max_draft_tokens=settings.max_draft_tokens,
             max_sequences=settings.max_sequences,
+            max_feature_layer=verifier.max_feature_layer,
         )
         worker = WorkerServicer(
             identity=model.identity,

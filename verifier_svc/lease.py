@@ -42,6 +42,7 @@ class VerifierLease:
         cycle: int,
         num_traced_ids: int,
         num_continuations: int,
+        feature_layers: tuple[int, ...],
     ) -> Verification:
         """Run one step: truncate to ``start``, extend by ``token_ids``, check the draft.
 
@@ -65,6 +66,7 @@ class VerifierLease:
             cycle=cycle,
             num_traced_ids=num_traced_ids,
             num_continuations=num_continuations,
+            feature_layers=feature_layers,
             priority=self.priority,
         )
         try:

@@ -9,6 +9,7 @@ from outrider.continuations import MAX_CONTINUATIONS
 from outrider.draft import Draft
 from outrider.engine import CacheTooShort, Engine
 from outrider.errors import InvalidField, ResourceExhausted
+from outrider.features import objection_to_layers
 from outrider.identity import IdentityDigests, ModelIdentity
 from outrider.prefix import PrefixDigest
 from outrider.proposed import Proposed
@@ -35,6 +36,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     identity: ModelIdentity
     max_draft_tokens: int
     max_sequences: int
+    max_feature_layer: int | None = None
+    """Decoder layers of the model; None: it gives no hidden states."""
     num_leases: int = field(default=0)
 
     def load(self) -> common_pb2.Load:
@@ -54,7 +57,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             opened = verifier_pb2.VerifyOpened(incarnation=incarnation)
             yield verifier_pb2.VerifyResponse(opened=opened)
             async for request in request_iterator:
-                yield await self._step(lease, request)
+                async for response in self._step(lease, request):
+                    yield response
         finally:
             self.num_leases -= 1
             lease.close()
@@ -82,14 +86,15 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     async def _step(
         self, lease: VerifierLease, request: verifier_pb2.VerifyRequest
-    ) -> verifier_pb2.VerifyResponse:
+    ) -> AsyncIterator[verifier_pb2.VerifyResponse]:
         if request.WhichOneof("kind") != "step":
             raise InvalidField("kind", "every message after the first must be a step")
         step = request.step
         self._check_step(step)
         have = lease.holds(step.start, step.prefix_digest)
         if have is not None:
-            return _context_needed(step.cycle, have)
+            yield _context_needed(step.cycle, have)
+            return
         proposed, invalid = self._usable_draft(lease.law, step)
         try:
             job = await lease.verify(
@@ -99,11 +104,16 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 cycle=step.cycle,
                 num_traced_ids=step.top_ids,
                 num_continuations=min(step.num_continuations, self.identity.vocab_size),
+                feature_layers=tuple(step.features.layers),
             )
         except CacheTooShort as error:
-            return _context_needed(step.cycle, error.length)
+            yield _context_needed(step.cycle, error.length)
+            return
+        if job.features is not None:
+            for chunk in job.features.chunks():
+                yield verifier_pb2.VerifyResponse(features=chunk.to_proto())
         verdict = self._verdict(step.cycle, job, invalid or job.dropped)
-        return verifier_pb2.VerifyResponse(verdict=verdict)
+        yield verifier_pb2.VerifyResponse(verdict=verdict)
 
     def _check_step(self, step: verifier_pb2.Step) -> None:
         if not step.token_ids:
@@ -118,6 +128,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             raise InvalidField(
                 "step.num_continuations", f"{step.num_continuations} is above {MAX_CONTINUATIONS}"
             )
+        if step.HasField("features") and (
+            objection := objection_to_layers(step.features.layers, self.max_feature_layer)
+        ):
+            raise InvalidField("step.features.layers", objection)
         if step.score_only:
             raise InvalidField("step.score_only", "is not supported")
 

@@ -3,11 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import torch
+
 from outrider.acceptance import ChainRequest, Decision, verify_batch
 from outrider.continuations import Continuations
 from outrider.distribution import RowSampling
 from outrider.engine import Finished, JobInput, SequenceCache, stacked_logits
 from outrider.explanation import StepTrace, explain
+from outrider.features import Features
 from outrider.proposed import Proposed
 from outrider.sampling import AcceptanceRule, Mode, SamplingParams
 from outrider.tree import TreeLayout
@@ -56,12 +60,15 @@ class Verification:
     cycle: int = 0
     num_traced_ids: int = 0
     num_continuations: int = 0
+    feature_layers: tuple[int, ...] = ()
     priority: int = 0
     done: bool = False
     next: JobInput | None = None
     decision: Decision | None = None
     trace: StepTrace | None = None
     continuations: Continuations | None = None
+    features: Features | None = None
+    """Of the positions that were computed and committed."""
     finished: Finished | None = None
     dropped: str = ""
     """Why the step's draft was left out."""
@@ -104,6 +111,7 @@ class Verification:
             num_logit_rows=len(self.draft_token_ids) + 1,
             committed=self.base,
             tree=self.layout,
+            taps=self.feature_layers,
         )
 
     def settle(self, decision: Decision) -> None:
@@ -118,6 +126,18 @@ class Verification:
         length = self.base + len(nodes)
         self.cache.truncate(length)
         self.cache.commit(length)
+
+
+def committed_features(entry: Finished, base: int, accepted_nodes: Sequence[int]) -> Features:
+    """Return the hidden states of [first computed, base + accepted) along the accepted path."""
+    assert entry.features is not None
+    num_plain = base - entry.first_position
+    if tuple(accepted_nodes) == tuple(range(len(accepted_nodes))):  # as in every chain
+        rows = entry.features[: num_plain + len(accepted_nodes)]
+    else:
+        rows = entry.features[[*range(num_plain), *(num_plain + node for node in accepted_nodes)]]
+    bits = rows.flatten(1).cpu().view(torch.int16).numpy()  # [positions, layers * hidden]
+    return Features(entry.first_position, bits.view(np.uint16))
 
 
 @dataclass(slots=True)
@@ -161,5 +181,7 @@ class VerificationHead:
                 top = entry.logits[:, : self.vocab_size].topk(job.num_continuations).indices
                 rows = (job.token_ids[-1], *job.draft_token_ids)
                 job.continuations = Continuations(rows, top.cpu().numpy())
+            if job.feature_layers:
+                job.features = committed_features(entry, job.base, decision.accepted_nodes)
             job.settle(decision)
             job.decision, job.finished, job.done = decision, entry, True

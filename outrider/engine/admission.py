@@ -41,7 +41,7 @@ class Admission:
                 continue
             victim = max(holders, key=lambda entry: entry.order)
             self._preempt(victim.job.cache)
-            victim.logits = []
+            victim.forget_rows()
 
     def touch(self, entry: Entry) -> None:
         """Publish what a pass has made final, and note the use."""

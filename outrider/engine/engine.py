@@ -20,6 +20,7 @@ import torch
 from outrider.engine.admission import Admission
 from outrider.engine.cache import SequenceCache
 from outrider.engine.entry import Entry, resolve_all
+from outrider.engine.errors import UnsupportedModel
 from outrider.engine.job import Finished, Head, Job
 from outrider.engine.ledger import BlockLedger
 from outrider.engine.model import LoadedModel
@@ -30,6 +31,7 @@ from outrider.engine.scheduler import choose
 from outrider.engine.selftest import SelfTestReport, prepare
 from outrider.engine.settings import EngineSettings
 from outrider.engine.stats import EngineStats
+from outrider.engine.taps import Taps, features_of
 from outrider.errors import Unavailable
 
 
@@ -134,6 +136,14 @@ class Engine:
             entry.cancelled = True
             raise
 
+    @property
+    def max_tap(self) -> int | None:
+        """The largest layer that a job may tap: the number of layers; None where there is none."""
+        try:
+            return Taps(self.model).num_layers
+        except UnsupportedModel:
+            return None
+
     def stats(self) -> EngineStats:
         ledger, admission = self._admission.ledger, self._admission
         running = sum(entry.admitted for entry in list(self._entries))
@@ -232,7 +242,9 @@ class Engine:
             plan = StepPlan.build(
                 slices, block_size=self.settings.block_size, device=self.model.device
             )
-            logits = self._packed.forward(plan, self._pool)
+            with self._packed.tapped(plan) as states:
+                logits = self._packed.forward(plan, self._pool)
+            features = features_of(slices, states)
             if self.model.device.type == "cuda":  # else the clock would stop before the GPU does
                 torch.cuda.synchronize(self.model.device)
         except Exception as error:
@@ -252,11 +264,13 @@ class Engine:
         self._last_pass_ms, self._last_pass_rows = elapsed_ms, plan.num_rows
         through = []
         parts = torch.split(logits, [part.num_logit_rows for part in slices])
-        for (entry, _), rows in zip(chosen, parts, strict=True):
+        for (entry, _), rows, tapped in zip(chosen, parts, features, strict=True):
             entry.passes += 1
             entry.compute_ms += elapsed_ms
             entry.rows_in_pass = plan.num_rows
             entry.logits.append(rows)
+            if tapped is not None:
+                entry.features.append(tapped)
             self._admission.touch(entry)
             if entry.rows_left == 0 and not entry.cancelled:
                 through.append(entry)
@@ -330,4 +344,5 @@ def _finished(entry: Entry) -> Finished:
         compute_ms=entry.compute_ms,
         rows_in_pass=entry.rows_in_pass,
         cached_tokens=entry.cached_tokens,
+        features=torch.cat(entry.features) if entry.features else None,
     )

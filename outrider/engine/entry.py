@@ -31,6 +31,7 @@ class Entry:
     rows_in_pass: int = 0
     cached_tokens: int = 0
     logits: list[torch.Tensor] = field(default_factory=list)
+    features: list[torch.Tensor] = field(default_factory=list)
 
     @property
     def order(self) -> tuple[int, int]:
@@ -66,11 +67,16 @@ class Entry:
         )
         num_logit_rows = max(0, min(count, begin + count - first_logit))
         tree = self.input.tree if begin + count > self.input.base else None
-        return Slice(cache, ids, num_logit_rows, tree)
+        return Slice(cache, ids, num_logit_rows, tree, self.input.taps)
 
     def take_input(self, given: JobInput) -> None:
         """Begin with an input; the job's counters run on."""
-        self.input, self.admitted, self.logits = given, False, []
+        self.input, self.admitted = given, False
+        self.forget_rows()
+
+    def forget_rows(self) -> None:
+        """Drop what passes gave so far; the input is fed from the beginning."""
+        self.logits, self.features = [], []
 
     def resolve(self, error: BaseException | None) -> None:
         """Wake the awaiting task, from any thread."""

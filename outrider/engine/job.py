@@ -17,6 +17,8 @@ class JobInput:
     Logits are wanted for the last ``num_logit_rows`` of them; positions before ``committed`` are
     final, the rest are draft rows. With a ``tree`` the last of the ids are its nodes: each stands
     behind its parent and sees nothing of the tree but its ancestors; logits come in node order.
+    ``taps`` are layers whose hidden states are wanted of every row that is computed: what enters
+    decoder layer i, or for the number of layers what leaves the final norm.
     """
 
     start: int
@@ -24,6 +26,7 @@ class JobInput:
     num_logit_rows: int
     committed: int
     tree: TreeLayout | None = None
+    taps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.start < 0 or not self.token_ids:
@@ -75,7 +78,9 @@ class Job(Protocol):
 class Finished:
     """A job whose input went through completely.
 
-    Shapes: logits [num_logit_rows, V] float32, on the model's device.
+    Shapes: logits [num_logit_rows, V] float32; features [rows, taps, hidden] bfloat16 of all rows
+        from ``first_position`` on, nodes of a tree in node order, None without taps; both on the
+        model's device.
     """
 
     job: Job
@@ -85,6 +90,12 @@ class Finished:
     compute_ms: float
     rows_in_pass: int
     cached_tokens: int
+    features: torch.Tensor | None = None
+
+    @property
+    def first_position(self) -> int:
+        """Position of the first row that was computed; the cache held all before it."""
+        return self.cached_tokens
 
 
 class Head(Protocol):

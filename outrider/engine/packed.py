@@ -1,6 +1,8 @@
 """A Hugging Face model that runs packed passes over the KV pool."""
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from outrider.engine.native import Kernels
 from outrider.engine.norm import replace_norms
 from outrider.engine.plan import StepPlan
 from outrider.engine.pool import KVPool
+from outrider.engine.taps import States, Taps
 from outrider.engine.view import Mode, PackedView
 
 NAME_PREFIX = "outrider_packed_"
@@ -32,6 +35,7 @@ class PackedModel:
         self._module: Any = model.module
         self._name = f"{NAME_PREFIX}{id(self):x}"
         self._before: str | None = None
+        self._taps: Taps | None = None  # found when they are first asked for
         parameters = inspect.signature(self._module.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._selects_rows = "logits_to_keep" in parameters
@@ -54,6 +58,20 @@ class PackedModel:
             self._module.set_attn_implementation(self._before)
             del ALL_ATTENTION_FUNCTIONS[self._name]
             self._before = None
+
+    @contextmanager
+    def tapped(self, plan: StepPlan) -> Iterator[States]:
+        """Let the pass inside fill what is yielded with the hidden states that slices ask for.
+
+        Raises: UnsupportedModel if the model gives none; ValueError if there is no such layer.
+        """
+        if plan.tapped_rows is None:
+            yield {}
+            return
+        if self._taps is None:
+            self._taps = Taps(self.model)
+        with self._taps.reading(plan.taps, plan.tapped_rows) as states:
+            yield states
 
     def forward(self, plan: StepPlan, pool: KVPool) -> torch.Tensor:
         """Run one pass; the caller advances cache lengths after it succeeded.

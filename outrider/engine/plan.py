@@ -14,7 +14,8 @@ from outrider.tree import TreeLayout
 class Slice:
     """The rows that one sequence feeds in a pass: positions [past, past + len(token_ids)).
 
-    Logits are computed for the last ``num_logit_rows`` of them. The last of the ids are the nodes
+    Logits are computed for the last ``num_logit_rows`` of them, hidden states of the layers
+    ``taps`` are kept of all. The last of the ids are the nodes
     of the ``tree``, if there is one. Blocks are reserved.
     """
 
@@ -22,6 +23,7 @@ class Slice:
     token_ids: Sequence[int]
     num_logit_rows: int
     tree: TreeLayout | None = None
+    taps: tuple[int, ...] = ()
 
     @property
     def num_plain(self) -> int:
@@ -52,7 +54,8 @@ class StepPlan:
     Shapes: input_ids, position_ids [1, T] int64; slots [S] int64 (block * block_size + offset),
     kv_rows [S] int64, the row that goes there, None: S is T and all go in order;
     starts [n + 1], past [n], tables [n, longest table] int32; logit_rows [R] int64; block_tables as
-    tables, int64 on the device: a copy per layer and sequence would wait for the GPU each time.
+    tables, int64 on the device: a copy per layer and sequence would wait for the GPU each time;
+    tapped_rows [rows of slices with taps] int64, slice after slice, None if there are none.
     """
 
     input_ids: torch.Tensor
@@ -64,6 +67,8 @@ class StepPlan:
     logit_rows: torch.Tensor
     block_tables: torch.Tensor
     kv_rows: torch.Tensor | None = None
+    taps: tuple[int, ...] = ()
+    tapped_rows: torch.Tensor | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -86,6 +91,7 @@ class StepPlan:
         tables = np.zeros((len(layout.tables), width), dtype=np.int32)
         for index, table in enumerate(layout.tables):
             tables[index, : len(table)] = table
+        taps = tuple(sorted({tap for part in slices for tap in part.taps}))
         in_order = layout.kv_rows == list(range(len(layout.ids)))
         return cls(
             input_ids=torch.tensor([layout.ids], device=device),
@@ -97,6 +103,8 @@ class StepPlan:
             logit_rows=torch.tensor(layout.logit_rows, dtype=torch.int64, device=device),
             block_tables=torch.as_tensor(tables.astype(np.int64), device=device),
             kv_rows=None if in_order else torch.tensor(layout.kv_rows, device=device),
+            taps=taps,
+            tapped_rows=torch.tensor(layout.tapped_rows, device=device) if taps else None,
         )
 
 
@@ -110,6 +118,7 @@ class _Layout:
     slots: list[int] = field(default_factory=list)
     kv_rows: list[int] = field(default_factory=list)
     logit_rows: list[int] = field(default_factory=list)
+    tapped_rows: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
     past: list[int] = field(default_factory=list)
     tables: list[Sequence[int]] = field(default_factory=list)
@@ -140,6 +149,8 @@ class _Layout:
                 row_of.update(zip(path.owned, range(at, len(self.ids)), strict=True))
             rows += [row_of[node] for node in range(len(nodes))]
         self.logit_rows.extend(rows[len(rows) - part.num_logit_rows :])
+        if part.taps:
+            self.tapped_rows.extend(rows)
 
     def _sequence(self, token_ids: Sequence[int], past: int, table: Sequence[int]) -> int:
         """Add rows from position ``past`` on; return the first."""

@@ -70,6 +70,8 @@ class ScriptedSource:
     excess: int = 0
     needs_tokenizer: bool = False
     num_continuations: int = 0
+    feature_layers: tuple[int, ...] = ()
+    feature_width: int = 0
     num_open: int = 0
 
     def open(self, opening: Opening) -> "ScriptedLease":
