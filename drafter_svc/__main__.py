@@ -1,11 +1,12 @@
 """Starts the drafter."""
 
+import asyncio
 import os
 import sys
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 
 # Read once, when grpc is imported; gRPC's own lines are no JSON, and its errors reach us as codes.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -15,6 +16,8 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from drafter_svc.chain import ChainedSource
+from drafter_svc.heads.hosting import host_head
+from drafter_svc.heads.source import HeadSource
 from drafter_svc.lookahead import LookaheadSource
 from drafter_svc.lookup import NgramSource, SuffixSource
 from drafter_svc.merged import MergedSource
@@ -24,9 +27,10 @@ from drafter_svc.servicer import DrafterServicer
 from drafter_svc.settings import DrafterSettings
 from drafter_svc.source import Source
 from outrider.distribution import HEAD_SIZE
-from outrider.engine import LoadedModel
-from outrider.hosting import HostedModel, host_model
-from outrider.identity import IdentityDigests, ModelIdentity, Numerics
+from outrider.engine import Engine, LoadedModel
+from outrider.heads.layouts import is_head_folder
+from outrider.hosting import HostedModel, host_model, local_folder
+from outrider.identity import IdentityDigests, ModelIdentity, Numerics, TokenizerFiles
 from outrider.lookup.recycling import SaltedTables
 from outrider.sampling import Mode
 from outrider.serving.metrics import serving_metrics
@@ -34,7 +38,7 @@ from outrider.serving.process import run
 from outrider.serving.server import Register
 from outrider.serving.settings import parse_settings
 from outrider.v1 import common_pb2, drafter_pb2_grpc, worker_pb2, worker_pb2_grpc
-from outrider.worker import Capabilities, WorkerServicer
+from outrider.worker import Capabilities, WorkerServicer, engine_load
 from outrider.worker_metrics import WorkerMetrics
 
 SERVICE_NAMES = ("outrider.v1.DrafterService", "outrider.v1.WorkerService")
@@ -52,16 +56,56 @@ async def open_drafter(settings: DrafterSettings) -> AsyncIterator[Register]:
         draft_ids = torch.tensor(ids, device=loaded.device) if ids else None
         return DraftingHead(vocab_size, HEAD_SIZE, draft_ids=draft_ids)
 
-    async with serving_metrics(settings) as registry:
+    async with serving_metrics(settings) as registry, AsyncExitStack() as stack:
         if not settings.model:
-            yield _register(settings, _by_name(lookups), None, registry)
+            bound = Bound(lookup_identity(settings))
+            yield _register(settings, _by_name(lookups), bound, registry)
             return
-        async with host_model(settings, make_head) as model:
-            models = model_sources(model)
-            chains = [ChainedSource(suffix, each) for each in models]
-            trees = [MergedSource(recycling[-1], each) for each in models if each.masks.makes_trees]
-            sources = _by_name([*models, *lookups, *chains, *trees])
-            yield _register(settings, sources, model, registry)
+        folder = await asyncio.to_thread(local_folder, settings.model)
+        if is_head_folder(folder):
+            target = settings.target_model
+            place = await asyncio.to_thread(local_folder, target) if target else None
+            head = await stack.enter_async_context(host_head(settings, folder, place))
+            own: Sequence[ModelSource | HeadSource] = head.sources
+            bound = Bound(
+                head.identity,
+                worker_pb2.WORKER_BINDING_TARGET_WEIGHTS,
+                head.files,
+                target_weights_digest=head.target_weights_digest,
+                device=head.device,
+            )
+        else:
+            model = await stack.enter_async_context(host_model(settings, make_head))
+            own = model_sources(model)
+            bound = Bound(
+                model.identity,
+                worker_pb2.WORKER_BINDING_DRAFT_MODEL,
+                model.files,
+                engine=model.engine,
+                device=model.engine.model.device,
+            )
+        chains = [ChainedSource(suffix, each) for each in own]
+        trees = [MergedSource(recycling[-1], each) for each in own if each.makes_trees]
+        sources = _by_name([*own, *lookups, *chains, *trees])
+        yield _register(settings, sources, bound, registry)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What the drafter loaded, and what its drafts are bound to by that."""
+
+    identity: ModelIdentity
+    binding: worker_pb2.WorkerBinding = worker_pb2.WORKER_BINDING_ANY_TARGET
+    files: TokenizerFiles | None = None
+    target_weights_digest: str = ""
+    engine: Engine | None = None
+    device: torch.device | None = None
+
+    def load(self, num_leases: int) -> common_pb2.Load:
+        """Return the load of a drafter with so many leases."""
+        if self.engine is None:
+            return common_pb2.Load(num_running_reqs=num_leases)
+        return engine_load(self.engine, num_leases)
 
 
 def _by_name(sources: Sequence[Source]) -> dict[str, Source]:
@@ -104,22 +148,17 @@ def lookup_identity(settings: DrafterSettings) -> ModelIdentity:
 def _register(
     settings: DrafterSettings,
     sources: Mapping[str, Source],
-    model: HostedModel | None,
+    bound: Bound,
     registry: CollectorRegistry,
 ) -> Register:
-    identity = lookup_identity(settings) if model is None else model.identity
     drafter = DrafterServicer(
         sources=sources,
-        identity=identity,
+        identity=bound.identity,
         max_draft_tokens=settings.max_draft_tokens,
         max_sequences=settings.max_sequences,
     )
-    bound = any(source.needs_tokenizer for source in sources.values())
-    binding = (
-        worker_pb2.WORKER_BINDING_DRAFT_MODEL if bound else worker_pb2.WORKER_BINDING_ANY_TARGET
-    )
     capabilities = Capabilities(
-        binding=binding,
+        binding=bound.binding,
         modes=tuple(Mode),
         max_draft_tokens=settings.max_draft_tokens,
         max_sequences=settings.max_sequences,
@@ -127,22 +166,15 @@ def _register(
         features={
             name: source.feature_layers for name, source in sources.items() if source.feature_layers
         },
+        target_weights_digest=bound.target_weights_digest,
     )
-
-    def current_load() -> common_pb2.Load:
-        if model is None:
-            return common_pb2.Load(num_running_reqs=drafter.num_leases)
-        return model.load(drafter.num_leases)
-
     worker = WorkerServicer(
-        identity=identity,
-        files=None if model is None else model.files,
+        identity=bound.identity,
+        files=bound.files,
         capabilities=capabilities,
-        load=current_load,
+        load=lambda: bound.load(drafter.num_leases),
     )
-    engine = None if model is None else model.engine
-    device = None if engine is None else engine.model.device
-    registry.register(WorkerMetrics(lambda: drafter.num_leases, engine, device))
+    registry.register(WorkerMetrics(lambda: drafter.num_leases, bound.engine, bound.device))
 
     def register(server: grpc.aio.Server) -> None:
         drafter_pb2_grpc.add_DrafterServiceServicer_to_server(drafter, server)

@@ -112,16 +112,7 @@ class Drafting:
         return [self._place(len(self.drawn) + i) for i in range(self.num_rows)]
 
     def _row(self, index: int) -> RowSampling:
-        """Return the target's own parameters, so that both choose alike."""
-        params, position = self.opening.sampling, self.num_known + index
-        masked = position < self.opening.num_prompt_tokens + params.min_tokens
-        return RowSampling(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            banned_ids=params.stop_token_ids if masked else (),
-        )
+        return self.opening.row(self.num_known + index)
 
     def _place(self, index: int) -> Place:
         return Place(
@@ -297,6 +288,11 @@ class ModelSource:
     def name(self) -> str:
         """Name on the wire."""
         return self.masks.source
+
+    @property
+    def makes_trees(self) -> bool:
+        """True where drafts are trees."""
+        return self.masks.makes_trees
 
     def open(self, opening: Opening) -> ModelLease:
         """Begin with an empty cache."""

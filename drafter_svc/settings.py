@@ -15,5 +15,11 @@ class DrafterSettings(ModelSettings):
     model_config = SettingsConfigDict(env_prefix="DRAFTER_", cli_prog_name="outrider drafter")
 
     model: str = Field(
-        default="", description="Folder or hub id of the draft model; empty: lookup only."
+        default="",
+        description="Folder or hub id of a draft model or a draft head; empty: lookup only.",
+    )
+    target_model: str = Field(
+        default="",
+        description="Folder or hub id of the target, for a draft head whose folder lacks the "
+        "target's embeddings or tokenizer.",
     )

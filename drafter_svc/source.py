@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from outrider.continuations import Continuations
+from outrider.distribution import RowSampling
 from outrider.draft import Draft
 from outrider.features import Features
 from outrider.sampling import Mode, SamplingParams
@@ -29,6 +30,18 @@ class Opening:
         Token ids mean something within one vocabulary, so that belongs to it.
         """
         return f"{self.vocab_size}:{self.tokenizer_digest}:{self.cache_salt}"
+
+    def row(self, position: int) -> RowSampling:
+        """Return how the target will process the token at a position, so that both choose alike."""
+        params = self.sampling
+        masked = position < self.num_prompt_tokens + params.min_tokens
+        return RowSampling(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            banned_ids=params.stop_token_ids if masked else (),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,7 @@ class Supervisor:
         worker.identity = ModelIdentity.from_proto(answer.identity)
         worker.files = files
         worker.binding = answer.binding
+        worker.target_weights_digest = answer.target_weights_digest
         worker.sources = tuple(answer.sources)
         worker.max_draft_tokens = answer.max_draft_tokens
         worker.features = {name: tuple(spec.layers) for name, spec in answer.features.items()}

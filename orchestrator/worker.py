@@ -45,6 +45,8 @@ class Worker:
     identity: ModelIdentity | None = None
     files: TokenizerFiles | None = None
     binding: int = worker_pb2.WORKER_BINDING_UNSPECIFIED
+    target_weights_digest: str = ""
+    """Of a draft head: the target whose hidden states it reads."""
     sources: tuple[str, ...] = ()
     max_draft_tokens: int = 0
     features: dict[str, tuple[int, ...]] = field(default_factory=dict)

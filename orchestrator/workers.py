@@ -266,12 +266,17 @@ class WorkerPool:
         """Return why the drafter does not fit the target; empty if it does."""
         if worker.binding == worker_pb2.WORKER_BINDING_ANY_TARGET:
             return ""
-        if worker.binding != worker_pb2.WORKER_BINDING_DRAFT_MODEL:
+        reads_target = worker.binding == worker_pb2.WORKER_BINDING_TARGET_WEIGHTS
+        if worker.binding != worker_pb2.WORKER_BINDING_DRAFT_MODEL and not reads_target:
             return "the worker is not a drafter"
         assert worker.identity is not None
         assert worker.files is not None
         sides = (target.files, target.identity, worker.files, worker.identity)
         found = tokenizer_differences(*sides)
+        weights = target.identity.digests.weights_digest
+        if reads_target and worker.target_weights_digest != weights:
+            made_for = worker.target_weights_digest or "a target that it does not name"
+            found.append(f"weights: the head was made for {made_for}, the target has {weights}")
         template = template_differences(*sides)
         if template and worker.address in self.template_overrides:
             worker.overridden_targets.add(target.identity.name)

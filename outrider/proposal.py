@@ -1,7 +1,7 @@
 """What a drafter with logits proposes: a token, its lead, and what it was drawn from."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -49,6 +49,7 @@ def propose(
     vocab_size: int,
     head_size: int = HEAD_SIZE,
     num_listed: int = NUM_LISTED,
+    draft_ids: torch.Tensor | None = None,
 ) -> list[Proposal]:
     """Draw one draft token per row.
 
@@ -58,28 +59,64 @@ def propose(
     temperature 1, which says more about how sure the drafter was.
     In RATIO the processed distribution is cut to its ``num_listed`` most likely ids, turned into
     counts, and then drawn from exactly those; a guess is its most likely id.
-    Shapes: logits [R, L] float32; rows, places [R].
+    Shapes: logits [R, L] float32; rows, places [R]; draft_ids [L] int64, ascending: the target ids
+    that the logits stand for, None for all in order. Of such a draft vocabulary COUPLED draws from
+    the ``head_size`` most likely ids alone.
     Raises: ValueError for RATIO without ids to list.
     """
+    own = None if draft_ids is None else _DraftIds(draft_ids)
+    if own is not None:
+        rows = [own.row(row) for row in rows]
+        vocab_size = own.num_below(vocab_size)
     greedy_ids, margins = distribution.greedy(logits, rows, vocab_size=vocab_size)
+    if own is not None:
+        greedy_ids = own.of(greedy_ids)
     leads = margins.tolist()
+
+    def process(rows: Sequence[RowSampling], head_size: int) -> Distribution:
+        found = distribution.process(logits, rows, vocab_size=vocab_size, head_size=head_size)
+        return found if own is None else own.spread(found)
+
     if mode is Mode.GREEDY:
         plain = [RowSampling(banned_ids=row.banned_ids) for row in rows]
-        processed = (
-            distribution.process(logits, plain, vocab_size=vocab_size, head_size=num_listed)
-            if num_listed
-            else None
-        )
+        processed = process(plain, num_listed) if num_listed else None
         return _chosen(greedy_ids.tolist(), leads, processed, num_listed)
     if mode is Mode.RATIO:
         if num_listed < 1:
             raise ValueError("RATIO draws from listed ids; num_listed must be at least 1")
-        processed = distribution.process(logits, rows, vocab_size=vocab_size, head_size=num_listed)
+        processed = process(rows, num_listed)
         return _drawn(processed, places, greedy_ids.tolist(), leads, num_listed)
-    processed = distribution.process(logits, rows, vocab_size=vocab_size, head_size=head_size)
+    processed = process(rows, head_size)
     keys, positions = [place.key for place in places], [place.position for place in places]
     ids, _ = coupling.draw(processed, keys, positions)
     return _chosen(ids.tolist(), leads, processed, num_listed)
+
+
+class _DraftIds:
+    """The target ids of a draft vocabulary: [D] int64, ascending."""
+
+    def __init__(self, ids: torch.Tensor) -> None:
+        self._ids = ids
+
+    def num_below(self, vocab_size: int) -> int:
+        return int(torch.searchsorted(self._ids, vocab_size))
+
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return target ids; rows of padding, which have no probability, get the last id."""
+        return self._ids[rows.clamp(max=len(self._ids) - 1)]
+
+    def row(self, row: RowSampling) -> RowSampling:
+        """Return the parameters with banned ids of the draft vocabulary."""
+        if not row.banned_ids:
+            return row
+        banned = torch.isin(self._ids, torch.tensor(row.banned_ids, device=self._ids.device))
+        return replace(row, banned_ids=tuple(banned.nonzero()[:, 0].tolist()))
+
+    def spread(self, processed: Distribution) -> Distribution:
+        """Return the distribution over target ids, without a tail."""
+        nothing = processed.full_log_probs[:0]
+        ids = self.of(processed.head_ids)
+        return replace(processed, head_ids=ids, full_rows=(), full_log_probs=nothing)
 
 
 def _chosen(

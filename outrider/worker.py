@@ -27,6 +27,8 @@ class Capabilities:
     """Layers whose hidden states sources want, by source."""
     max_feature_layer: int | None = None
     """Of a verifier: the number of decoder layers; None: it gives no hidden states."""
+    target_weights_digest: str = ""
+    """Of a draft head: the target whose hidden states it reads."""
 
 
 class Stats(Protocol):
@@ -100,6 +102,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 for source, layers in able.features.items()
             },
             max_feature_layer=able.max_feature_layer,
+            target_weights_digest=able.target_weights_digest,
         )
 
     async def GetLoads(

@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from outrider.heads.eagle import Attending, EagleConfig, EagleHead
+from outrider.sources import EAGLE3
 from outrider.training.batches import Batch
 from outrider.training.heads import HeadRecipe, said_by_target
 from outrider.training.recipe import Ingredients
 
-EAGLE3 = "eagle3"
 NUM_DRAFTED = 6  # tokens of a replayed draft
 STEP_WEIGHT = 0.8  # of a step's loss, relative to the step before
 

@@ -1,0 +1,156 @@
+"""Loads a draft head and says what it is bound to."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from drafter_svc.heads.eagle import EagleAtWork
+from drafter_svc.heads.engine import HeadEngine
+from drafter_svc.heads.source import HeadSource
+from drafter_svc.heads.work import Head
+from outrider.distribution import HEAD_SIZE
+from outrider.engine.linear import replace_linears
+from outrider.engine.model import DTYPES
+from outrider.engine.native import KernelsUnavailable, load_kernels
+from outrider.errors import OutriderError
+from outrider.heads.eagle import EagleHead
+from outrider.heads.layouts import LoadedHead, read_head_folder
+from outrider.hosting import ModelSettings, check_device
+from outrider.identity import ModelFacts, ModelIdentity, Numerics, TokenizerFiles
+from outrider.identity.weights import weights_digest
+
+
+class UnusableHead(OutriderError):
+    """The head's files cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostedHead:
+    """A head at work, its identity, and the target whose hidden states it reads."""
+
+    engine: HeadEngine
+    identity: ModelIdentity
+    files: TokenizerFiles
+    target_weights_digest: str
+    sources: tuple[HeadSource, ...]
+    device: torch.device
+
+
+@asynccontextmanager
+async def host_head(
+    settings: ModelSettings, folder: Path, target: Path | None
+) -> AsyncIterator[HostedHead]:
+    """Load the head of a folder; ``target`` has what the folder lacks. Closed on exit.
+
+    Raises: UnusableHead naming the flag if it cannot work; OSError if files are missing.
+    """
+    check_device(settings.device)
+    try:
+        hosted = await asyncio.to_thread(_load, settings, folder, target)
+    except ValueError as error:
+        raise UnusableHead(f"--model {settings.model}: {error}") from error
+    hosted.engine.start()
+    try:
+        yield hosted
+    finally:
+        await hosted.engine.close()
+
+
+def _load(settings: ModelSettings, folder: Path, target: Path | None) -> HostedHead:
+    loaded = read_head_folder(folder, target)
+    has_tokenizer = (folder / "tokenizer.json").is_file()
+    if not has_tokenizer and target is None:
+        raise ValueError(
+            "the folder has no tokenizer.json; name the target's folder with --target-model"
+        )
+    files = TokenizerFiles.from_folder(folder if has_tokenizer or target is None else target)
+    digest = loaded.target_weights_digest
+    if target is not None:
+        found = weights_digest(target)
+        if digest and digest != found:
+            raise ValueError(
+                f"made for a target with weights {digest}, but those of {target} are {found}"
+            )
+        digest = found
+    if not digest:
+        raise ValueError(
+            "the folder does not say which target it was made for; name the target's folder with "
+            "--target-model"
+        )
+    device = torch.device(settings.device)
+    head, kernels = _at_work(loaded, settings, device)
+    engine = HeadEngine(head, loaded.draft_ids.to(device))
+    longest = loaded.max_position_embeddings
+    if settings.max_context_length:
+        longest = min(longest, settings.max_context_length)
+    facts = ModelFacts(
+        name=settings.name or Path(settings.model).name,
+        incarnation=uuid.uuid4().hex,
+        architecture=type(loaded.module).__name__,
+        logits_size=loaded.vocab_size,
+        max_context_length=longest,
+        numerics=Numerics(settings.dtype, device.type, kernels, coupled_head_size=HEAD_SIZE),
+        revision=settings.revision,
+    )
+    identity = ModelIdentity.from_folder(folder, facts, files=files)
+    return HostedHead(
+        engine=engine,
+        identity=identity,
+        files=files,
+        target_weights_digest=digest,
+        sources=_sources(loaded, engine, longest),
+        device=device,
+    )
+
+
+def _sources(loaded: LoadedHead, engine: HeadEngine, longest: int) -> tuple[HeadSource, ...]:
+    width = len(loaded.tap_layers) * loaded.target_hidden_size
+    return tuple(
+        HeadSource(
+            engine=engine,
+            kind=loaded.kind,
+            feature_layers=loaded.tap_layers,
+            feature_width=width,
+            max_length=longest,
+            makes_trees=makes_trees,
+        )
+        for makes_trees in (False, True)
+    )
+
+
+def _at_work(loaded: LoadedHead, settings: ModelSettings, device: torch.device) -> tuple[Head, str]:
+    """Return the head in its element type on its device, and the kernels in use."""
+    module = _Whole(loaded).to(device, DTYPES[settings.dtype])
+    kernels = "torch"
+    if device.type == "cpu":
+        try:
+            native = load_kernels(threads=settings.num_threads or None)
+        except KernelsUnavailable:
+            module.float()  # on a CPU the library's bfloat16 is the slower one
+        else:
+            replace_linears(module, native, head=module.logits)
+            kernels = native.name
+    assert isinstance(module.head, EagleHead)
+    assert module.embeddings is not None
+    return EagleAtWork(module.head, module.embeddings, module.logits), kernels
+
+
+class _Whole(nn.Module):
+    """A head with its embeddings and its logits."""
+
+    def __init__(self, loaded: LoadedHead) -> None:
+        super().__init__()
+        self.head = loaded.module
+        self.embeddings = None
+        if loaded.embeddings is not None:
+            self.embeddings = nn.Embedding.from_pretrained(loaded.embeddings)
+        size, width = loaded.lm_head.shape
+        self.logits = nn.Linear(width, size, bias=False, device="meta")
+        self.logits.weight = nn.Parameter(loaded.lm_head, requires_grad=False)
+        self.eval().requires_grad_(False)
