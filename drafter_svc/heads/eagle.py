@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from drafter_svc.heads.work import Growing, Reading, Work, num_rows
+from drafter_svc.heads.work import Growing, HeadState, Reading, Work, num_rows
 from outrider.heads.eagle import EagleConfig, EagleHead
 
 FIRST_SLOTS = 256
@@ -50,6 +50,14 @@ class EagleState:
         self.drop_nodes()
         if num_pairs < self.num_pairs:
             self.num_pairs, self.last_out, self.root_logits = num_pairs, None, None
+
+    def adopt(self, other: HeadState, num_pairs: int) -> None:
+        """Begin with the first pairs that another sequence has read."""
+        assert isinstance(other, EagleState)
+        self.truncate(0)
+        self.keys = other.keys[:num_pairs].clone()
+        self.values = other.values[:num_pairs].clone()
+        self.num_pairs = num_pairs
 
     def drop_nodes(self) -> None:
         """Forget all draft nodes."""

@@ -12,6 +12,7 @@ from torch import nn
 
 from drafter_svc.heads.eagle import EagleAtWork
 from drafter_svc.heads.engine import HeadEngine
+from drafter_svc.heads.kept import KeptStates
 from drafter_svc.heads.source import HeadSource
 from drafter_svc.heads.work import Head
 from outrider.distribution import HEAD_SIZE
@@ -110,7 +111,7 @@ def _load(settings: ModelSettings, folder: Path, target: Path | None) -> HostedH
 
 
 def _sources(loaded: LoadedHead, engine: HeadEngine, longest: int) -> tuple[HeadSource, ...]:
-    width = len(loaded.tap_layers) * loaded.target_hidden_size
+    width, kept = len(loaded.tap_layers) * loaded.target_hidden_size, KeptStates()
     return tuple(
         HeadSource(
             engine=engine,
@@ -119,6 +120,7 @@ def _sources(loaded: LoadedHead, engine: HeadEngine, longest: int) -> tuple[Head
             feature_width=width,
             max_length=longest,
             makes_trees=makes_trees,
+            kept=kept,
         )
         for makes_trees in (False, True)
     )

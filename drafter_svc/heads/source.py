@@ -9,6 +9,7 @@ import torch
 from drafter_svc.feature_store import FeatureStore
 from drafter_svc.heads.drafting import HeadDrafting
 from drafter_svc.heads.engine import HeadEngine, Submitted
+from drafter_svc.heads.kept import Kept, KeptStates
 from drafter_svc.heads.work import HeadState, Reading
 from drafter_svc.source import Block, Opening, Wanted
 from outrider import sources
@@ -34,6 +35,7 @@ class HeadLease:
     arrived: FeatureStore = field(default_factory=FeatureStore)
     token_ids: list[int] = field(default_factory=list)
     begin: int = 0
+    kept: KeptStates = field(default_factory=KeptStates)
     submitted: Submitted | None = None
 
     @property
@@ -65,7 +67,10 @@ class HeadLease:
         return job.block()
 
     def close(self) -> None:
-        """Free everything; the state goes with its last reference."""
+        """Leave what was read to sequences that begin alike."""
+        if self.submitted is None or self.submitted.future.done():
+            self.state.drop_nodes()
+            self.kept.keep(self.opening.salt, Kept(tuple(self.token_ids), self.begin, self.state))
 
     def _tell(self, start: int, token_ids: Sequence[int]) -> None:
         """Take in ids; pairs with a token that is another now are forgotten."""
@@ -85,10 +90,9 @@ class HeadLease:
         rows: list[np.ndarray] = []
         begin = end = self.begin + self.state.num_pairs
         for part in self.arrived.take():
-            if part.start > end:  # some were lost; what was read before them is of no use
-                self.state.truncate(0)
-                rows, self.begin = [], part.start
-                begin = end = part.start
+            if part.start > end:
+                rows = []
+                begin = end = self._begin_at(part.start)
             if part.end > end:
                 rows.append(part.values[end - part.start :])
                 end = part.end
@@ -100,6 +104,21 @@ class HeadLease:
         features = torch.from_numpy(values).view(torch.bfloat16)
         following = self.token_ids[begin + 1 : begin + 1 + len(values)]
         return Reading(self.state, features, following)
+
+    def _begin_at(self, position: int) -> int:
+        """Go on at a position before which hidden states were lost, or never computed.
+
+        Where another sequence has read the same ids, its pairs are taken over. Else what was read
+        before the gap is of no use.
+        """
+        kept = self.kept.find(self.opening.salt, self.token_ids, position)
+        if kept is None:
+            self.state.truncate(0)
+            self.begin = position
+        else:
+            self.begin = kept.begin
+            self.state.adopt(kept.state, position - kept.begin)
+        return position
 
     def _job(self, wanted: Wanted, reading: Reading | None) -> HeadDrafting | None:
         num_read = self.begin + self.state.num_pairs
@@ -132,6 +151,7 @@ class HeadSource:
     makes_trees: bool = False
     max_draft_tokens: int = 1024
     """Tokens that the head can draft in a row (of Medusa, its heads)."""
+    kept: KeptStates = field(default_factory=KeptStates)
     needs_tokenizer: bool = True
     num_continuations: int = 0
 
@@ -150,4 +170,5 @@ class HeadSource:
             max_length=self.max_length,
             max_draft_tokens=self.max_draft_tokens,
             state=self.engine.head.open(),
+            kept=self.kept,
         )

@@ -25,6 +25,10 @@ class HeadState(Protocol):
         """Forget the pairs from there on."""
         ...
 
+    def adopt(self, other: "HeadState", num_pairs: int) -> None:
+        """Begin with the first pairs that another sequence has read."""
+        ...
+
     def drop_nodes(self) -> None:
         """Forget all draft nodes."""
         ...

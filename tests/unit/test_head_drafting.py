@@ -264,3 +264,38 @@ def test_a_token_that_ends_the_text_ends_a_greedy_draft(bench):
     (block,) = run(lambda: lease.draft(wanted(0, IDS[:6])))
     end = expected.index(expected[1]) + 1
     assert block.draft.token_ids == expected[:end]
+
+
+def test_a_prompt_that_another_sequence_has_read_needs_no_hidden_states(bench):
+    first = bench.source.open(opening())
+    first.take_features(bench.part(0, 6))
+    (_,) = run(lambda: first.draft(wanted(0, IDS[:7])))
+    first.close()
+    second = bench.source.open(opening())
+    second.take_features(bench.part(4, 8))  # a verifier that has the beginning in its cache
+    (block,) = run(lambda: second.draft(wanted(0, [*IDS[:5], 2, 4, 6, 8])))
+    assert block.draft.token_ids == chain(bench, [*IDS[:5], 2, 4, 6, 8], 8, 4)
+
+
+def test_what_was_read_is_not_taken_over_by_other_ids_or_salts(bench):
+    first = bench.source.open(opening())
+    first.take_features(bench.part(0, 6))
+    (_,) = run(lambda: first.draft(wanted(0, IDS[:7])))
+    first.close()
+    salt = opening().salt
+    assert bench.source.kept.find(salt, IDS[:5], 4) is not None
+    assert bench.source.kept.find(salt, IDS[:9], 7) is None  # it has not read so far
+    assert bench.source.kept.find(salt, [*IDS[:4], 1], 4) is None
+    assert bench.source.kept.find("another", IDS[:5], 4) is None
+
+
+def test_what_is_kept_is_bounded(bench):
+    kept = bench.source.kept
+    kept.max_sequences, kept.max_pairs = 3, 17
+    for num in (4, 5, 6, 7):
+        lease = bench.source.open(opening())
+        lease.take_features(bench.part(0, num))
+        (_,) = run(lambda lease=lease, num=num: lease.draft(wanted(0, IDS[: num + 1])))
+        lease.close()
+    assert kept.num_pairs == 13
+    assert kept.find(opening().salt, IDS, 7) is not None
