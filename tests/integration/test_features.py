@@ -14,6 +14,7 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM
 
+from drafter_svc import __main__ as drafter_main
 from outrider.client import generate_request
 from outrider.features import MAX_CHUNK_BYTES, Features
 from outrider.sampling import AcceptanceRule, SamplingParams
@@ -30,7 +31,8 @@ from tests.integration.recording import (
     recording_sources,
 )
 from tests.integration.scripted import Book
-from tests.integration.stage import Stage, assert_parity, fallbacks, open_stage
+from tests.integration.stage import DRAFT_WAIT_MS, Stage, assert_parity, fallbacks, open_stage
+from tests.integration.test_deaf_drafter import Deaf
 from tests.statistical.law import TableLaw
 from tests.table_model import VOCAB_SIZE, table_verifier
 from tests.toy import save_toy
@@ -43,6 +45,8 @@ HIDDEN, LAYERS = 64, (2, 0)  # of the toy: what its head reads, and its embeddin
 WIDTH = HIDDEN * len(LAYERS)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=30, seed=11, ignore_eos=True)
+WIDE_HIDDEN, WIDE_LAYERS = 512, (0, 1, 2)
+LONG_PROMPT = [1 + 7 * i % 400 for i in range(3000)]
 PROMPT = [20 + 7 * i % 400 for i in range(150)]
 
 
@@ -91,11 +95,16 @@ class Scene:
 
 @asynccontextmanager
 async def opened_scene(
-    folder: Path, layers: Sequence[int] = LAYERS, hidden_size: int = HIDDEN
+    folder: Path,
+    layers: Sequence[int] = LAYERS,
+    hidden_size: int = HIDDEN,
+    draft_wait_ms: float = DRAFT_WAIT_MS,
 ) -> AsyncIterator[Scene]:
     sources = recording_sources(Book(), layers, hidden_size)
     opener = lambda: open_recording(sources)  # noqa: E731
-    async with open_stage([verifier_of(folder)], drafters=[opener]) as stage:
+    async with open_stage(
+        [verifier_of(folder)], drafters=[opener], draft_wait_ms=draft_wait_ms
+    ) as stage:
         for source in sources:
             source.book = stage.book
         yield Scene(stage, {source.name: source for source in sources})
@@ -346,13 +355,16 @@ async def test_a_wish_for_layers_that_are_not_there_fails_no_request(toy: Path):
     assert output.complete.receipt.num_feature_bytes == 0
 
 
-async def test_a_long_prompt_comes_in_chunks(tmp_path: Path):
+@pytest.fixture(scope="module")
+def wide(models: Path) -> Path:
+    """A target whose features are large: 3,072 bytes a position."""
+    return save_toy(models / "wide", hidden_size=WIDE_HIDDEN, max_context_length=4096, scale=0.1)
+
+
+async def test_a_long_prompt_comes_in_chunks(wide: Path):
     """Case 51: features of several times a message's usual limit of 4 MiB, none above 1 MiB."""
-    hidden, layers = 512, (0, 1, 2)
-    folder = save_toy(tmp_path / "wide", hidden_size=hidden, max_context_length=4096, scale=0.1)
-    prompt = [1 + 7 * i % 400 for i in range(3000)]
-    async with opened_scene(folder, layers, hidden) as scene:
-        sampling = replace(GREEDY, max_tokens=16)
+    async with opened_scene(wide, WIDE_LAYERS, WIDE_HIDDEN) as scene:
+        sampling, prompt = replace(GREEDY, max_tokens=16), LONG_PROMPT
         plain = await scene.stage.plain(prompt, sampling, salt="plain")
         output = await scene.stage.speculated(prompt, sampling, drafter=TREE, salt="cold")
         record = scene.last_record(TREE)
@@ -362,3 +374,18 @@ async def test_a_long_prompt_comes_in_chunks(tmp_path: Path):
     assert all(chunk.num_bytes <= MAX_CHUNK_BYTES for chunk in record.chunks)
     assert record.positions == list(range(len(record.positions)))
     assert len(record.positions) > len(prompt)
+
+
+async def test_a_drafter_that_does_not_read_holds_nothing_up(
+    wide: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The prompt's features are more than gRPC buffers; nobody waits longer than for an advance."""
+    monkeypatch.setattr(drafter_main, "DrafterServicer", Deaf)
+    async with opened_scene(wide, WIDE_LAYERS, WIDE_HIDDEN, draft_wait_ms=0) as scene:
+        sampling = replace(GREEDY, max_tokens=8)
+        plain = await scene.stage.plain(LONG_PROMPT, sampling, salt="plain")
+        request = generate_request(LONG_PROMPT, sampling, sources=[CHAIN], cache_salt="deaf")
+        output = await scene.stage.client.generate(request, timeout_s=40)
+    assert output.token_ids == plain.token_ids
+    assert output.complete.receipt.num_feature_bytes > 0
+    assert fallbacks(output)["drafter_lost"] > 0
