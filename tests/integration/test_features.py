@@ -328,6 +328,41 @@ async def test_features_that_are_lost_or_broken_change_nothing(
     assert is_lost == (which == "cut")
 
 
+async def test_a_verifier_that_takes_over_gives_them_all_again(toy: Path, verifier: str):
+    """Positions come twice then, with the same values."""
+    verdicts = 0
+
+    def dying(message: bytes) -> Iterable[bytes]:
+        nonlocal verdicts
+        verdicts += verifier_pb2.VerifyResponse.FromString(message).HasField("verdict")
+        if verdicts == 5:
+            verdicts += 1  # once, whichever of both it is
+            raise RuntimeError("out of order")
+        yield message
+
+    book = Book()
+    sources = recording_sources(book, LAYERS, HIDDEN)
+    async with (
+        serving(VERIFIER_NAMES, lambda: open_verifier(verifier_of(toy))) as second,
+        cluster(
+            verifiers=[relay(each, "Verify", responses=dying) for each in (verifier, second)],
+            drafters=[lambda: open_recording(sources)],
+            draft_wait_ms=10_000,
+        ) as running,
+    ):
+        stage = Stage(running, book)
+        request = generate_request(PROMPT, GREEDY, sources=[CHAIN], cache_salt="takeover")
+        output = await stage.client.generate(request, timeout_s=40)
+        assert_parity(output, await stage.plain(PROMPT, GREEDY, salt="plain"))
+    record = sources[0].records[0]
+    assert output.complete.receipt.num_failovers == 1
+    assert record.positions.count(0) == 2
+    assert sorted(set(record.positions)) == list(range(max(record.positions) + 1))
+    seen: dict[int, bytes] = {}
+    for at, values in zip(record.positions, record.values, strict=True):
+        assert seen.setdefault(at, values.tobytes()) == values.tobytes()
+
+
 @pytest.mark.parametrize("layers", [LAYERS, (0, 99)])
 async def test_a_verifier_that_gives_none_is_not_asked(layers: tuple[int, ...]):
     law = TableLaw.random(VOCAB_SIZE, seed=1)
