@@ -1,7 +1,8 @@
 """The verifier's gRPC face: messages to leases and back, nothing else."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import grpc
 
@@ -57,7 +58,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             opened = verifier_pb2.VerifyOpened(incarnation=incarnation)
             yield verifier_pb2.VerifyResponse(opened=opened)
             async for request in request_iterator:
-                async for response in self._step(lease, request):
+                for response in await self._step(lease, request):
                     yield response
         finally:
             self.num_leases -= 1
@@ -86,15 +87,14 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     async def _step(
         self, lease: VerifierLease, request: verifier_pb2.VerifyRequest
-    ) -> AsyncIterator[verifier_pb2.VerifyResponse]:
+    ) -> Iterable[verifier_pb2.VerifyResponse]:
         if request.WhichOneof("kind") != "step":
             raise InvalidField("kind", "every message after the first must be a step")
         step = request.step
         self._check_step(step)
         have = lease.holds(step.start, step.prefix_digest)
         if have is not None:
-            yield _context_needed(step.cycle, have)
-            return
+            return (_context_needed(step.cycle, have),)
         proposed, invalid = self._usable_draft(lease.law, step)
         try:
             job = await lease.verify(
@@ -107,13 +107,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 feature_layers=tuple(step.features.layers),
             )
         except CacheTooShort as error:
-            yield _context_needed(step.cycle, error.length)
-            return
-        if job.features is not None:
-            for chunk in job.features.chunks():
-                yield verifier_pb2.VerifyResponse(features=chunk.to_proto())
+            return (_context_needed(step.cycle, error.length),)
         verdict = self._verdict(step.cycle, job, invalid or job.dropped)
-        yield verifier_pb2.VerifyResponse(verdict=verdict)
+        return chain(_chunks(job), [verifier_pb2.VerifyResponse(verdict=verdict)])
 
     def _check_step(self, step: verifier_pb2.Step) -> None:
         if not step.token_ids:
@@ -193,6 +189,11 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             trace=None if job.trace is None else job.trace.to_proto(),
             continuations=None if job.continuations is None else job.continuations.to_proto(),
         )
+
+
+def _chunks(job: Verification) -> Iterator[verifier_pb2.VerifyResponse]:
+    for chunk in () if job.features is None else job.features.chunks():
+        yield verifier_pb2.VerifyResponse(features=chunk.to_proto())
 
 
 def _context_needed(cycle: int, have_length: int) -> verifier_pb2.VerifyResponse:

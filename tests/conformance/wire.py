@@ -31,6 +31,7 @@ class VerifyStream:
         cycle: int | None = None,
         digest: bytes | None = None,
         top_ids: int = 0,
+        features: common_pb2.FeatureSpec | None = None,
     ) -> verifier_pb2.VerifyResponse:
         """State that the sequence is ``ids``, sending those from ``start`` on."""
         self.cycle = self.cycle + 1 if cycle is None else cycle
@@ -43,6 +44,7 @@ class VerifyStream:
             prefix_digest=PrefixDigest(ids).digest(start) if digest is None else digest,
             draft=draft,
             top_ids=top_ids,
+            features=features,
         )
         await self.call.write(verifier_pb2.VerifyRequest(step=step))
         return await self.call.read()

@@ -1,5 +1,6 @@
 """Case 48: a verifier dies in mid-stream, and the client reads on without gap or repeat."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import grpc
@@ -38,7 +39,7 @@ class Mortal(VerifierServicer):
 
     async def _step(
         self, lease: VerifierLease, request: verifier_pb2.VerifyRequest
-    ) -> verifier_pb2.VerifyResponse:
+    ) -> Iterable[verifier_pb2.VerifyResponse]:
         type(self).num_steps += 1
         if type(self).num_steps > type(self).dies_at:
             raise RuntimeError("out of order")
