@@ -39,6 +39,8 @@ class HeadDrafting:
     reading: Reading | None
     forced: Sequence[int]
     num_wanted: int
+    max_depth: int
+    """Tokens in a row."""
     work: Work | None = field(init=False, default=None)
     compute_ms: float = 0.0
     drawn: torch.Tensor | None = field(init=False, default=None)
@@ -128,7 +130,8 @@ class HeadDrafting:
         """In RATIO the number was fixed beforehand: what was drawn must not end a draft."""
         self._tokens.append(proposal)
         ends = proposal.token_id in self.opening.sampling.stop_token_ids
-        if len(self._tokens) >= self.num_wanted or (ends and self.opening.mode is not Mode.RATIO):
+        is_long = len(self._tokens) >= min(self.num_wanted, self.max_depth)
+        if is_long or (ends and self.opening.mode is not Mode.RATIO):
             return
         parent = len(self.forced) + len(self._tokens) - 2
         self.work = Growing(self.state, [parent], [proposal.token_id])
@@ -146,7 +149,7 @@ class HeadDrafting:
     def _grow(self, level: Sequence[int]) -> None:
         """Go on from the likeliest nodes of a level whose children could be among the kept."""
         scores = self._tree.scores
-        if self._level >= MAX_TREE_DEPTH:
+        if self._level >= min(MAX_TREE_DEPTH, self.max_depth):
             return
         ordered = sorted(scores, reverse=True)
         least = ordered[self.num_wanted - 1] if len(ordered) >= self.num_wanted else 0.0

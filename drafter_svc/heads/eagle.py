@@ -96,6 +96,7 @@ class EagleAtWork:
         self._head, self._embeddings, self._logits = head, embeddings, logits
         weight = head.fc.weight
         self._dtype, self._device = weight.dtype, weight.device
+        self.reach: int | None = None
 
     def open(self) -> EagleState:
         """Return the state of a new sequence."""

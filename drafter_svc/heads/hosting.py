@@ -13,6 +13,7 @@ from torch import nn
 from drafter_svc.heads.eagle import EagleAtWork
 from drafter_svc.heads.engine import HeadEngine
 from drafter_svc.heads.kept import KeptStates
+from drafter_svc.heads.last_pair import MedusaAtWork, ReDrafterAtWork
 from drafter_svc.heads.source import HeadSource
 from drafter_svc.heads.work import Head
 from outrider.distribution import HEAD_SIZE
@@ -21,6 +22,8 @@ from outrider.engine.model import DTYPES
 from outrider.engine.native import KernelsUnavailable, load_kernels
 from outrider.errors import OutriderError
 from outrider.heads.eagle import EagleHead
+from outrider.heads.medusa import MedusaHead
+from outrider.heads.redrafter import ReDrafterHead
 from outrider.heads.layouts import LoadedHead, read_head_folder
 from outrider.hosting import ModelSettings, check_device
 from outrider.identity import ModelFacts, ModelIdentity, Numerics, TokenizerFiles
@@ -136,11 +139,9 @@ def _at_work(loaded: LoadedHead, settings: ModelSettings, device: torch.device) 
         except KernelsUnavailable:
             module.float()  # on a CPU the library's bfloat16 is the slower one
         else:
-            replace_linears(module, native, head=module.logits)
+            replace_linears(module, native, heads=list(module.logits))
             kernels = native.name
-    assert isinstance(module.head, EagleHead)
-    assert module.embeddings is not None
-    return EagleAtWork(module.head, module.embeddings, module.logits), kernels
+    return module.at_work(), kernels
 
 
 class _Whole(nn.Module):
@@ -152,7 +153,24 @@ class _Whole(nn.Module):
         self.embeddings = None
         if loaded.embeddings is not None:
             self.embeddings = nn.Embedding.from_pretrained(loaded.embeddings)
-        size, width = loaded.lm_head.shape
-        self.logits = nn.Linear(width, size, bias=False, device="meta")
-        self.logits.weight = nn.Parameter(loaded.lm_head, requires_grad=False)
+        shared = loaded.lm_head if loaded.lm_head.dim() == 3 else loaded.lm_head[None]
+        self.logits = nn.ModuleList(_linear(weight) for weight in shared)
         self.eval().requires_grad_(False)
+
+    def at_work(self) -> Head:
+        """Return the head as the engine runs it."""
+        logits: list[nn.Linear] = list(self.logits)  # type: ignore[arg-type]
+        if isinstance(self.head, MedusaHead):
+            return MedusaAtWork(self.head, logits)
+        assert self.embeddings is not None
+        if isinstance(self.head, ReDrafterHead):
+            return ReDrafterAtWork(self.head, self.embeddings, logits[0])
+        assert isinstance(self.head, EagleHead)
+        return EagleAtWork(self.head, self.embeddings, logits[0])
+
+
+def _linear(weight: torch.Tensor) -> nn.Linear:
+    """Shapes: weight [D, H]."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+    return linear

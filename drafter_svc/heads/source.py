@@ -30,7 +30,6 @@ class HeadLease:
     source: str
     makes_trees: bool
     max_length: int
-    max_draft_tokens: int
     state: HeadState
     arrived: FeatureStore = field(default_factory=FeatureStore)
     token_ids: list[int] = field(default_factory=list)
@@ -124,7 +123,9 @@ class HeadLease:
         num_read = self.begin + self.state.num_pairs
         num_read += 0 if reading is None else len(reading.token_ids)
         room = self.max_length - len(self.token_ids)
-        num_wanted = max(0, min(wanted.num_draft_tokens, self.max_draft_tokens, room))
+        forced, reach = self.token_ids[num_read + 1 :], self.engine.head.reach
+        max_depth = room if reach is None else min(room, reach - len(forced))
+        num_wanted = wanted.num_draft_tokens if max_depth > 0 else 0
         if reading is None and (self.state.root_logits is None or not num_wanted):
             return None
         return HeadDrafting(
@@ -134,8 +135,9 @@ class HeadLease:
             source=self.source,
             makes_trees=self.makes_trees,
             reading=reading,
-            forced=self.token_ids[num_read + 1 :],
+            forced=forced,
             num_wanted=num_wanted,
+            max_depth=max_depth,
         )
 
 
@@ -149,8 +151,6 @@ class HeadSource:
     feature_width: int
     max_length: int
     makes_trees: bool = False
-    max_draft_tokens: int = 1024
-    """Tokens that the head can draft in a row (of Medusa, its heads)."""
     kept: KeptStates = field(default_factory=KeptStates)
     needs_tokenizer: bool = True
     num_continuations: int = 0
@@ -168,7 +168,6 @@ class HeadSource:
             source=self.name,
             makes_trees=self.makes_trees,
             max_length=self.max_length,
-            max_draft_tokens=self.max_draft_tokens,
             state=self.engine.head.open(),
             kept=self.kept,
         )

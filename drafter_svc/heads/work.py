@@ -62,7 +62,12 @@ Work = Reading | Growing
 
 
 class Head(Protocol):
-    """A draft head that works on many sequences at once."""
+    """A draft head that works on many sequences at once.
+
+    ``reach``: tokens that it can say behind the last pair; None: any number.
+    """
+
+    reach: int | None
 
     def open(self) -> HeadState:
         """Return the state of a new sequence."""

@@ -1,6 +1,7 @@
 """Linear layers that compute a row the same way however many rows there are."""
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -84,8 +85,10 @@ class LinearGroup:
         return outputs
 
 
-def replace_linears(module: nn.Module, kernels: Kernels, *, head: nn.Module | None) -> int:
-    """Turn the linears below ``module`` into native ones in place; the head returns float32.
+def replace_linears(
+    module: nn.Module, kernels: Kernels, *, heads: Sequence[nn.Module | None]
+) -> int:
+    """Turn the linears below ``module`` into native ones in place; the heads return float32.
 
     Returns how many there are now. Subclasses (quantised layers) are left alone.
     """
@@ -102,7 +105,7 @@ def replace_linears(module: nn.Module, kernels: Kernels, *, head: nn.Module | No
         child.__class__ = NativeLinear
         assert isinstance(child, NativeLinear)
         child.kernels = kernels
-        child.output_type = torch.float32 if child is head else child.weight.dtype
+        child.output_type = torch.float32 if any(child is h for h in heads) else child.weight.dtype
         child.group, child.group_index = LinearGroup([child], kernels), 0
         replaced += 1
     for parent in module.modules():

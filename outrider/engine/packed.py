@@ -102,5 +102,5 @@ def use_kernels(model: LoadedModel, kernels: Kernels) -> None:
     """Replace the model's linears and RMS norms by native ones, for good."""
     module: Any = model.module
     with torch.inference_mode():
-        replace_linears(module, kernels, head=module.get_output_embeddings())
+        replace_linears(module, kernels, heads=[module.get_output_embeddings()])
         replace_norms(module, kernels)

@@ -43,7 +43,7 @@ def test_linear_equals_torch_and_rows_do_not_see_each_other(
     linear = torch.nn.Linear(k, n).to(dtype).requires_grad_(False)
     x = torch.randn(3, 11, k).to(dtype)
     expected = torch.nn.functional.linear(x.float(), linear.weight.float(), linear.bias.float())
-    replace_linears(torch.nn.Sequential(linear), kernels, head=linear)
+    replace_linears(torch.nn.Sequential(linear), kernels, heads=[linear])
     got = linear(x)
     assert got.dtype is torch.float32
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
