@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from prometheus_client import CollectorRegistry
 
-from drafter_svc.__main__ import _register
+from drafter_svc.__main__ import Bound, _register, lookup_identity
 from drafter_svc.feature_store import FeatureStore
 from drafter_svc.settings import DrafterSettings
 from drafter_svc.source import Block, Opening, Source, Wanted
@@ -101,4 +101,9 @@ def recording_sources(book: Book, layers: Sequence[int], hidden_size: int) -> li
 async def open_recording(sources: Sequence[Source]) -> AsyncIterator[Register]:
     """The real drafter service over them."""
     settings = DrafterSettings(name="recording")
-    yield _register(settings, {each.name: each for each in sources}, None, CollectorRegistry())
+    yield _register(
+        settings,
+        {each.name: each for each in sources},
+        Bound(lookup_identity(settings)),
+        CollectorRegistry(),
+    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
-from drafter_svc.__main__ import _register
+from drafter_svc.__main__ import Bound, _register, lookup_identity
 from drafter_svc.settings import DrafterSettings
 from drafter_svc.source import Block, Opening, Source, Wanted
 from outrider.draft import Draft
@@ -131,4 +131,4 @@ async def open_scripted(
         for name, guess in guesses.items()
     }
     settings = DrafterSettings(name="scripted")
-    yield _register(settings, sources, None, CollectorRegistry())
+    yield _register(settings, sources, Bound(lookup_identity(settings)), CollectorRegistry())
