@@ -38,6 +38,8 @@ class Kind(StrEnum):
     DRAFT_MODEL = "draft-model"
     PARALLEL = "parallel"
     EAGLE3 = "eagle3"
+    MEDUSA = "medusa"
+    REDRAFTER = "redrafter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class TrainOptions:
     num_threads: int
     tap_layers: str
     num_steps: int
+    num_heads: int
+    num_head_layers: int
     features: Path | None
     device: str
 
@@ -118,28 +122,56 @@ def run_train(flags: TrainOptions) -> None:
 
 
 def _shape(flags: TrainOptions) -> "Shape":
-    """Return what the flags describe.
+    """Return what the flags describe; those that are not given leave the shape's own defaults.
 
     Raises: InvalidField naming a flag that is for another kind.
     """
-    from outrider.training.draft_model import DraftModelShape
-    from outrider.training.eagle import EagleShape
-
-    if flags.num_parallel and flags.kind is not Kind.PARALLEL:
-        raise InvalidField("--num-parallel", f"is for the kind parallel, not {flags.kind}")
+    _refuse_flags_of_other_kinds(flags)
     if flags.kind in (Kind.DRAFT_MODEL, Kind.PARALLEL):
-        if flags.tap_layers:
-            raise InvalidField("--tap-layers", f"is for heads, not for {flags.kind}")
+        from outrider.training.draft_model import DraftModelShape
+
         num_parallel = flags.num_parallel or DEFAULT_NUM_PARALLEL
         return DraftModelShape(
             read_layers("--layers", flags.layers or DEFAULT_LAYERS),
             num_parallel=1 if flags.kind is Kind.DRAFT_MODEL else num_parallel,
             num_frozen=flags.num_frozen,
         )
-    if flags.layers or flags.num_frozen:
-        raise InvalidField("--layers", f"is for models of layers, not for {flags.kind}")
-    taps = read_layers("--tap-layers", flags.tap_layers) if flags.tap_layers else ()
-    return EagleShape(taps or default_taps(flags.target), num_steps=flags.num_steps)
+    taps = default_taps(flags.target)
+    steps = {"num_steps": flags.num_steps} if flags.num_steps else {}
+    layers = {"num_layers": flags.num_head_layers} if flags.num_head_layers else {}
+    if flags.kind is Kind.EAGLE3:
+        from outrider.training.eagle import EagleShape
+
+        named = read_layers("--tap-layers", flags.tap_layers) if flags.tap_layers else taps
+        return EagleShape(named, **steps)
+    if flags.kind is Kind.MEDUSA:
+        from outrider.training.medusa import MedusaShape
+
+        heads = {"num_heads": flags.num_heads} if flags.num_heads else {}
+        return MedusaShape(taps[-1:], **heads, **layers)
+    from outrider.training.redrafter import ReDrafterShape
+
+    return ReDrafterShape(taps[-1:], **steps, **layers)
+
+
+def _refuse_flags_of_other_kinds(flags: TrainOptions) -> None:
+    """Raises: InvalidField naming the first flag that says nothing about this kind."""
+    models = (Kind.DRAFT_MODEL, Kind.PARALLEL)
+    heads = (Kind.EAGLE3, Kind.MEDUSA, Kind.REDRAFTER)
+    given: list[tuple[str, object, tuple[Kind, ...]]] = [
+        ("--layers", flags.layers, models),
+        ("--num-frozen", flags.num_frozen, models),
+        ("--num-parallel", flags.num_parallel, (Kind.PARALLEL,)),
+        ("--tap-layers", flags.tap_layers, (Kind.EAGLE3,)),
+        ("--num-steps", flags.num_steps, (Kind.EAGLE3, Kind.REDRAFTER)),
+        ("--num-heads", flags.num_heads, (Kind.MEDUSA,)),
+        ("--num-head-layers", flags.num_head_layers, (Kind.MEDUSA, Kind.REDRAFTER)),
+        ("--features", flags.features, heads),
+    ]
+    for flag, value, kinds in given:
+        if value and flags.kind not in kinds:
+            plural = "kind" if len(kinds) == 1 else "kinds"
+            raise InvalidField(flag, f"is for the {plural} {', '.join(kinds)}, not {flags.kind}")
 
 
 def default_taps(target: Path) -> tuple[int, ...]:

@@ -134,7 +134,7 @@ class EagleHead(nn.Module):
         if self.input_norm is not None:
             features = self.input_norm(features)
         if self.fc_norm is not None:
-            parts = features.unflatten(-1, (len(self.fc_norm), -1)).unbind(-2)
+            parts = features.chunk(len(self.fc_norm), dim=-1)
             normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
             features = torch.cat(normed, dim=-1)
         combined: torch.Tensor = self.fc(features)

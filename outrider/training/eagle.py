@@ -8,7 +8,7 @@ drawn from it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,14 @@ from transformers import AutoModelForCausalLM
 from outrider.heads.eagle import Attending, EagleConfig, EagleHead
 from outrider.sources import EAGLE3
 from outrider.training.batches import Batch
-from outrider.training.heads import HeadRecipe, said_by_target
+from outrider.training.heads import (
+    HeadRecipe,
+    agreeing,
+    check_last_tap,
+    distance,
+    drafting_places,
+    has_answer,
+)
 from outrider.training.recipe import Ingredients
 
 NUM_DRAFTED = 6  # tokens of a replayed draft
@@ -38,7 +45,7 @@ class EagleShape:
     tap_layers: tuple[int, ...]
     num_steps: int = 4
     anchors_per_answer: float = 0.4
-    kind: str = EAGLE3
+    kind: str = field(default=EAGLE3, init=False)
 
     @property
     def description(self) -> str:
@@ -60,21 +67,21 @@ class EagleShape:
 
 
 class EagleRecipe(HeadRecipe):
-    """The head in training; float32."""
+    """The head in training; float32.
+
+    Raises: ValueError if the last tapped layer is not what the target's head reads.
+    """
 
     kind = EAGLE3
+    head: EagleHead
 
     def __init__(self, shape: EagleShape, ingredients: Ingredients) -> None:
         super().__init__(ingredients, shape.tap_layers)
+        check_last_tap(ingredients.target, shape.tap_layers)
         self.shape = shape
         target = str(ingredients.target)
         module: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
         text, draft_ids = module.config.get_text_config(), ingredients.vocabulary.ids
-        if shape.tap_layers[-1] != text.num_hidden_layers:
-            raise ValueError(
-                f"the last tapped layer must be {text.num_hidden_layers}, what the target's head "
-                f"reads, not {shape.tap_layers[-1]}"
-            )
         self.head = EagleHead(_config(text, shape, draft_ids))
         _inherit(self.head, module.get_decoder())
 
@@ -100,7 +107,7 @@ class EagleRecipe(HeadRecipe):
         weight, weights = STEP_WEIGHT, 1.0
         for step in range(1, self.shape.num_steps):
             out = drafting.step()
-            inside = self._has_answer(batch, anchors + 2 + step)
+            inside = has_answer(batch, anchors + 2 + step)
             rows, columns = inside.nonzero(as_tuple=True)
             said_at = anchors[rows, columns] + 1 + step
             total = total + weight * self._distance(out[inside], features, rows, said_at)
@@ -111,13 +118,8 @@ class EagleRecipe(HeadRecipe):
         self, out: torch.Tensor, features: torch.Tensor, rows: torch.Tensor, places: torch.Tensor
     ) -> torch.Tensor:
         """Return the mean cross-entropy of outputs to what the target says at (row, place)."""
-        if not len(out):
-            return out.sum()
-        width = self.borrowed.hidden_size
-        with torch.no_grad():
-            wanted = said_by_target(self.borrowed, features[rows, places, -width:])
-        logits = self.borrowed.logits(self.head.norm(out))
-        return -(wanted * F.log_softmax(logits, dim=-1)).sum(dim=-1).mean()
+        reads = features[rows, places, -self.borrowed.hidden_size :]
+        return distance(self.borrowed, self.head.norm(out), reads)
 
     def _draw_anchors(self, batch: Batch, generator: np.random.Generator) -> torch.Tensor:
         """Return indices whose next token is an answer's; [B, A]."""
@@ -129,11 +131,6 @@ class EagleRecipe(HeadRecipe):
         span = (last - first + 1).clamp(min=1)
         return (first[:, None] + (drawn * span[:, None]).long() - 1).clamp(min=0)
 
-    def _has_answer(self, batch: Batch, places: torch.Tensor) -> torch.Tensor:
-        length = batch.token_ids.shape[1]
-        inside = places < length
-        return inside & batch.is_answer.gather(1, places.clamp(max=length - 1))
-
     @torch.inference_mode()
     def agreements(self, batch: Batch) -> Iterator[np.ndarray]:
         """Yield for every answer of the batch which of its tokens a draft would say.
@@ -142,22 +139,13 @@ class EagleRecipe(HeadRecipe):
         """
         features = self.features(batch)
         drafting = Drafting.begin(self, batch, features)
-        num_answer = batch.is_answer.sum(dim=1)
-        first = batch.is_answer.int().argmax(dim=1)
-        offsets = torch.arange(int(num_answer.max()), device=first.device)
-        length = batch.token_ids.shape[1]
-        anchors = (first[:, None] - 2 + offsets).clamp(0, length - 3)
-        drafting.go_on_from(anchors)
-        agrees = []
+        places = drafting_places(batch)
+        drafting.go_on_from(places)
+        said = []
         for step in range(NUM_DRAFTED):
             out = drafting.chosen if step == 0 else drafting.step()
-            said = self.borrowed.first_choices(self.head.norm(out))
-            places = anchors + 2 + step
-            right = batch.token_ids.gather(1, places.clamp(max=length - 1)) == said
-            agrees.append(right & self._has_answer(batch, places))
-        table = torch.stack(agrees, dim=-1).cpu().numpy()  # [B, A, NUM_DRAFTED]
-        for row, count in enumerate(num_answer.tolist()):
-            yield table[row, :count]
+            said.append(self.borrowed.first_choices(self.head.norm(out)))
+        yield from agreeing(batch, places, torch.stack(said, dim=-1))
 
 
 class Drafting:
@@ -166,6 +154,13 @@ class Drafting:
     ``out`` [B, N, H]: what the head says at every index with the target's hidden states. After
     ``go_on_from``, every ``step`` drafts one token more behind each anchor.
     """
+
+    out: torch.Tensor
+    pair: Attending
+    anchors: torch.Tensor
+    chosen: torch.Tensor
+    sees: torch.Tensor
+    own: list[Attending]
 
     def __init__(self, recipe: EagleRecipe, batch: Batch) -> None:
         self.recipe, self.batch = recipe, batch
@@ -196,7 +191,7 @@ class Drafting:
         self.anchors = anchors
         self.chosen = _rows(self.out, anchors)
         self.sees = torch.arange(self.out.shape[1], device=anchors.device) <= anchors[..., None]
-        self.own: list[Attending] = []
+        self.own = []
 
     def step(self) -> torch.Tensor:
         """Draft one token more, given that the one before was right; return outputs [B, A, H]."""
@@ -213,7 +208,8 @@ class Drafting:
     def _attend(self, pair: Attending) -> torch.Tensor:
         """Every draft sees the pairs up to its anchor, and its own behind."""
         groups = pair.query.shape[2] // pair.key.shape[2]
-        query = pair.query.unflatten(2, (-1, groups))  # [B, A, kv, G, D]
+        batch, anchors, _, size = pair.query.shape
+        query = pair.query.view(batch, anchors, -1, groups, size)  # [B, A, kv, G, D]
         scale = query.shape[-1] ** -0.5
         known = torch.einsum("bakgd,bnkd->bkgan", query, self.pair.key) * scale
         known = known.masked_fill(~self.sees[:, None, None], float("-inf"))

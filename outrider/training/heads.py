@@ -1,12 +1,15 @@
 """What draft heads in training share: the target's embeddings, its head, its hidden states."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.checkpoints.heads import HeadFile, load_head, save_head
 from outrider.training.batches import Batch
@@ -85,8 +88,69 @@ class HeadRecipe(nn.Module):
 
     def save(self, folder: Path, *, trained_for: str) -> None:
         """Write what was trained, in eight bits; the target's folder has the rest."""
-        config = asdict(self.head.config)  # type: ignore[arg-type]
-        save_head(folder, HeadFile(self.kind, config, trained_for), self.head.state_dict())
+        config: Any = self.head.config
+        stated = HeadFile(self.kind, asdict(config), trained_for)
+        save_head(folder, stated, self.head.state_dict())
+
+
+def check_last_tap(target: Path, tap_layers: tuple[int, ...]) -> None:
+    """Check that the last tap is what the target's head reads: its distribution is made of it.
+
+    Raises: ValueError naming both layers.
+    """
+    text = AutoConfig.from_pretrained(str(target)).get_text_config()
+    if tap_layers[-1] != text.num_hidden_layers:
+        raise ValueError(
+            f"the last tapped layer must be {text.num_hidden_layers}, what the target's head "
+            f"reads, not {tap_layers[-1]}"
+        )
+
+
+def distance(borrowed: BorrowedHead, out: torch.Tensor, reads: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy of what a head says to what the target says; 0 of no rows.
+
+    Shapes: out [R, H], what the borrowed head is given; reads [R, H], what the target's head reads.
+    """
+    if not len(out):
+        return out.sum()
+    with torch.no_grad():
+        wanted = said_by_target(borrowed, reads)
+    return -(wanted * F.log_softmax(borrowed.logits(out), dim=-1)).sum(dim=-1).mean()
+
+
+def drafting_places(batch: Batch) -> torch.Tensor:
+    """Return for every answer token the place whose hidden state its draft begins with: two before
+    it, the last that the target has computed when the token between is its newest.
+
+    Shapes: [B, A] int64, A that of the longest answer; places behind an answer mean nothing.
+    """
+    num_answer = batch.is_answer.sum(dim=1)
+    first = batch.is_answer.int().argmax(dim=1)
+    offsets = torch.arange(int(num_answer.max()), device=first.device)
+    return (first[:, None] - 2 + offsets).clamp(0, max(batch.token_ids.shape[1] - 3, 0))
+
+
+def has_answer(batch: Batch, places: torch.Tensor) -> torch.Tensor:
+    """Return whether an answer's token stands at places [B, A]; bool of that shape."""
+    length = batch.token_ids.shape[1]
+    return (places < length) & batch.is_answer.gather(1, places.clamp(max=length - 1))
+
+
+def agreeing(batch: Batch, places: torch.Tensor, said: torch.Tensor) -> Iterator[np.ndarray]:
+    """Yield a table for ``Replay.add`` for every answer: what drafts say compared with its tokens.
+
+    Shapes: places [B, A] as ``drafting_places``; said [B, A, D], in turn the ids for the places
+        from two behind on; tables [answer tokens, D] bool.
+    """
+    last = batch.token_ids.shape[1] - 1
+    agrees = []
+    for depth, ids in enumerate(said.unbind(dim=-1)):
+        wanted = places + 2 + depth
+        right = batch.token_ids.gather(1, wanted.clamp(max=last)) == ids
+        agrees.append(right & has_answer(batch, wanted))
+    table = torch.stack(agrees, dim=-1).cpu().numpy()
+    for row, count in enumerate(batch.is_answer.sum(dim=1).tolist()):
+        yield table[row, :count]
 
 
 def said_by_target(borrowed: BorrowedHead, hidden: torch.Tensor) -> torch.Tensor:

@@ -85,6 +85,7 @@ def prepare_run(options: RunOptions, told: Callable[[Progress], None]) -> Prepar
     )
     device = torch.device(options.device)
     features = options.features or options.folder / "features"
+    torch.manual_seed(options.settings.seed)  # weights that no target gives begin at random
     recipe = options.shape.build(Ingredients(target, vocabulary, options.folder, features, device))
     if options.start_from is not None:
         recipe.load(options.start_from)

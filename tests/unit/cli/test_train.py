@@ -29,7 +29,9 @@ def corpus(tmp_path_factory):
 
 
 def train(kind, target, corpus, out, *more):
-    flags = ["--target", target, "--corpus", corpus, "--out", out, "--layers", "0,2"]
+    flags = ["--target", target, "--corpus", corpus, "--out", out]
+    if kind in ("draft-model", "parallel"):
+        flags += ["--layers", "0,2"]
     small = ["--num-tokens", "3000", "--tokens-per-batch", "300", "--draft-vocab-size", "80"]
     return CliRunner().invoke(app, ["train", kind, *map(str, [*flags, *small, *more])])
 
@@ -60,7 +62,7 @@ def test_a_run_ends_in_weights_that_can_be_served(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--num-parallel", "3"], "--num-parallel: is for the kind parallel"),
+        (["--num-parallel", "3"], "--num-parallel: is for the kind parallel, not draft-model"),
         (["--layers", "a,b"], "--layers: 'a,b' is no list"),
         (["--layers", "0,7"], "layers must ascend"),
         (["--max-length", "5"], "--corpus: no examples"),
@@ -68,6 +70,26 @@ def test_a_run_ends_in_weights_that_can_be_served(
 )
 def test_what_cannot_be_is_said_by_flag(target, corpus, tmp_path, flags, message):
     done = train("draft-model", target, corpus, tmp_path / "run", *flags)
+    assert isinstance(done.exception, OutriderError)
+    assert message in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "message"),
+    [
+        ("draft-model", ["--tap-layers", "1,3"], "--tap-layers: is for the kind eagle3, not draft"),
+        ("parallel", ["--features", "f"], "--features: is for the kinds eagle3, medusa, redrafter"),
+        ("eagle3", ["--num-heads", 2], "--num-heads: is for the kind medusa, not eagle3"),
+        ("eagle3", ["--num-head-layers", 2], "--num-head-layers: is for the kinds medusa, redr"),
+        ("eagle3", ["--num-frozen", 1], "--num-frozen: is for the kinds draft-model, parallel"),
+        ("medusa", ["--tap-layers", "3"], "--tap-layers: is for the kind eagle3, not medusa"),
+        ("medusa", ["--num-steps", 3], "--num-steps: is for the kinds eagle3, redrafter, not"),
+        ("redrafter", ["--layers", "0,1"], "--layers: is for the kinds draft-model, parallel"),
+        ("redrafter", ["--num-parallel", 3], "--num-parallel: is for the kind parallel, not red"),
+    ],
+)
+def test_flags_of_another_kind_are_refused_by_name(target, corpus, tmp_path, kind, flags, message):
+    done = train(kind, target, corpus, tmp_path / "run", *flags)
     assert isinstance(done.exception, OutriderError)
     assert message in str(done.exception)
 
