@@ -45,10 +45,19 @@ class Contestant:
     @property
     def is_trained(self) -> bool:
         """True for a trained model by itself."""
-        return self.source in sources.MODELS
+        return self.source in (*sources.MODELS, *sources.HEADS)
 
 
-ALL = f"{sources.SUFFIX}+{sources.RECYCLING}+{sources.PARALLEL_TREE}"
+def tree(source: str) -> str:
+    """Name the trees of a model or head."""
+    return f"{source}{sources.TREE}"
+
+
+def merged(source: str) -> str:
+    """Name the trees of a model or head with copies and recycling."""
+    return f"{sources.COPIES}+{tree(source)}"
+
+
 CONTESTANTS = (
     Contestant(TARGET_ONLY),
     Contestant(sources.NGRAM, 8),
@@ -59,12 +68,21 @@ CONTESTANTS = (
     Contestant(sources.MODEL, 8),
     Contestant(sources.PARALLEL, 6),
     Contestant(sources.PARALLEL_TREE, 16),
-    Contestant(f"{sources.SUFFIX}+{sources.MODEL}", 8),
+    Contestant(sources.EAGLE3, 4),
+    Contestant(tree(sources.EAGLE3), 16),
+    Contestant(tree(sources.EAGLE3), 32),
+    Contestant(sources.MEDUSA, 4),
+    Contestant(tree(sources.MEDUSA), 16),
+    Contestant(sources.REDRAFTER, 4),
+    Contestant(tree(sources.REDRAFTER), 16),
     Contestant(f"{sources.SUFFIX}+{sources.PARALLEL}", 8),
-    Contestant(f"{sources.SUFFIX}+{sources.RECYCLING}", 16),
-    Contestant(f"{sources.SUFFIX}+{sources.RECYCLING}", 32),
-    Contestant(ALL, 16),
-    Contestant(ALL, 32),
+    Contestant(f"{sources.SUFFIX}+{sources.EAGLE3}", 8),
+    Contestant(sources.COPIES, 16),
+    Contestant(sources.COPIES, 32),
+    Contestant(merged(sources.PARALLEL), 32),
+    Contestant(merged(sources.EAGLE3), 8),
+    Contestant(merged(sources.EAGLE3), 16),
+    Contestant(merged(sources.EAGLE3), 32),
 )
 
 
@@ -143,7 +161,8 @@ async def answer(
 async def run(options: argparse.Namespace) -> None:
     """Measure and report."""
     prepared = prepare()
-    target, draft = prepared.target, options.draft or prepared.draft
+    target = prepared.target
+    drafters = options.draft or [prepared.draft, *prepared.heads]
     questions = load_questions(options.questions)
     contestants = [c for c in CONTESTANTS if not options.sources or c.source in options.sources]
     if CONTESTANTS[0] not in contestants:
@@ -152,7 +171,7 @@ async def run(options: argparse.Namespace) -> None:
     num_different = 0
     stack_options = StackOptions(
         verifier_flags=[("--model", str(target))],
-        drafter_flags=[("--model", str(draft))],
+        drafter_flags=[("--model", str(folder)) for folder in drafters],
         orchestrator_flags=(
             "--draft-wait-ms",
             str(options.draft_wait_ms),
@@ -265,7 +284,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96, help="longest answer")
     parser.add_argument("--sources", nargs="+", default=[], help="by default all")
     parser.add_argument("--temperatures", type=float, nargs="+", default=list(TEMPERATURES))
-    parser.add_argument("--draft", type=Path, default=None, help="another draft model")
+    parser.add_argument(
+        "--draft", type=Path, nargs="+", default=[], help="other draft models or heads"
+    )
     parser.add_argument("--draft-wait-ms", type=float, default=1000.0)
     asyncio.run(run(parser.parse_args()))
 

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             made = [assemble(options.target, options.drafter, options.out)]
         else:
             prepared = prepare(options.out)
-            made = [prepared.target, prepared.draft]
+            made = [prepared.target, prepared.draft, *prepared.heads]
     except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -11,14 +11,16 @@ from outrider.checkpoints.pretrained import assemble, is_assembled_from
 DEFAULT_FOLDER = Path("build/models")
 TARGET_NAME = "smollm2-135m-instruct"
 DRAFT_NAME = f"{TARGET_NAME}-draft"
+HEADS = ("eagle3", "medusa", "redrafter")
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Folders of a target model and of a draft model for it."""
+    """Folders of a target model, of a draft model for it, and of draft heads on it."""
 
     target: Path
     draft: Path
+    heads: tuple[Path, ...] = ()
 
 
 def prepare(folder: Path = DEFAULT_FOLDER) -> Prepared:
@@ -30,24 +32,35 @@ def prepare(folder: Path = DEFAULT_FOLDER) -> Prepared:
     target = folder / TARGET_NAME
     if not target.is_dir():
         convert_gguf(smollm2_gguf(), target)
-    trained, draft = pretrained_folder(), folder / DRAFT_NAME
-    if draft.is_dir() and not is_assembled_from(draft, trained):
-        shutil.rmtree(draft)  # of other weights than those that are there now
-    return Prepared(target, assemble(target, trained, draft))
+    draft = _assembled(target, pretrained_folder(TARGET_NAME), folder / DRAFT_NAME)
+    heads = []
+    for kind in HEADS:
+        try:
+            trained = pretrained_folder(f"{TARGET_NAME}-{kind}")
+        except FileNotFoundError:
+            continue
+        heads.append(_assembled(target, trained, folder / f"{TARGET_NAME}-{kind}"))
+    return Prepared(target, draft, tuple(heads))
 
 
-def pretrained_folder() -> Path:
-    """Return the folder of the draft model that comes with the drafter.
+def _assembled(target: Path, trained: Path, folder: Path) -> Path:
+    if folder.is_dir() and not is_assembled_from(folder, trained):
+        shutil.rmtree(folder)  # of other weights than those that are there now
+    return assemble(target, trained, folder)
 
-    Raises: FileNotFoundError if there is none.
+
+def pretrained_folder(name: str) -> Path:
+    """Return the folder of trained weights that come with the drafter.
+
+    Raises: FileNotFoundError if there are none of that name.
     """
     # Not imported: the drafter's code is not needed, and may be absent.
     spec = find_spec("drafter_svc")
     for place in [] if spec is None else spec.submodule_search_locations or []:
-        folder = Path(place) / "pretrained" / TARGET_NAME
+        folder = Path(place) / "pretrained" / name
         if folder.is_dir():
             return folder
-    raise FileNotFoundError("no trained draft model: drafter_svc/pretrained is not installed")
+    raise FileNotFoundError(f"no trained drafter: drafter_svc/pretrained/{name} is not installed")
 
 
 def smollm2_gguf() -> Path:

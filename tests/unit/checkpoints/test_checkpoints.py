@@ -115,7 +115,13 @@ def test_prepare_puts_the_trained_model_and_its_target_together(
     layers = {n: v for n, v in decoder.state_dict().items() if "embed" not in n}
     config = PretrainedConfig((0, 1), 1, (1, 2, 3), weights_digest(target))
     save_pretrained(tmp_path / "trained", config, layers)
-    monkeypatch.setattr(smollm2, "pretrained_folder", lambda: tmp_path / "trained")
+
+    def trained(name: str) -> Path:
+        if name != smollm2.TARGET_NAME:
+            raise FileNotFoundError(name)
+        return tmp_path / "trained"
+
+    monkeypatch.setattr(smollm2, "pretrained_folder", trained)
 
     def prepared() -> Path:
         assert main(["prepare", "--out", str(tmp_path / "models")]) == 0
@@ -137,7 +143,7 @@ def test_prepare_puts_the_trained_model_and_its_target_together(
 
 
 def test_the_trained_weights_come_with_the_drafter() -> None:
-    folder = smollm2.pretrained_folder()
+    folder = smollm2.pretrained_folder(smollm2.TARGET_NAME)
     config = read_config(folder)
     assert config.draft_ids
     size = sum(path.stat().st_size for path in folder.parent.rglob("*") if path.is_file())
