@@ -110,7 +110,7 @@ class DraftModel(nn.Module):
         return self._cross_entropy(hidden[layout.has_label], layout.labels[layout.has_label])
 
     def _hidden(self, token_ids: torch.Tensor, layout: "MaskLayout | None" = None) -> torch.Tensor:
-        embedded = self._embeddings[0](token_ids)
+        embedded = self._embeddings[0].to(token_ids.device)(token_ids)
         if layout is None:
             return self._run(inputs_embeds=embedded)
         masks = self.mask_embedding.expand(len(token_ids), layout.num_masks, -1)
@@ -144,7 +144,7 @@ class DraftModel(nn.Module):
             for row in range(len(batch.token_ids)):
                 places = batch.is_answer[row].nonzero()[:, 0]
                 said = self._first_choices(hidden[row, places - 1])
-                agrees = (said == batch.token_ids[row, places]).numpy()
+                agrees = (said == batch.token_ids[row, places]).cpu().numpy()
                 padded = np.concatenate([agrees, np.zeros(num_drafted, np.bool_)])
                 yield np.lib.stride_tricks.sliding_window_view(padded, num_drafted)[: len(agrees)]
             return
@@ -167,12 +167,12 @@ class DraftModel(nn.Module):
                 wanted = places[some] + depth
                 inside = wanted < end
                 right = said[inside, depth] == token_ids[wanted[inside]]
-                agrees[some[inside], depth] = right.numpy()
+                agrees[some[inside.cpu()], depth] = right.cpu().numpy()
         return agrees
 
     def _first_choices(self, hidden: torch.Tensor) -> torch.Tensor:
         rows = [(some @ self.head.T).argmax(dim=-1) for some in torch.split(hidden, LOGIT_ROWS)]
-        return self.vocabulary.ids[torch.cat(rows)]
+        return self.vocabulary.ids.to(hidden.device)[torch.cat(rows)]
 
     def load(self, folder: Path) -> None:
         """Go on with the weights that ``save`` wrote, where both have the same layers.
@@ -227,8 +227,10 @@ class MaskLayout:
     def behind(cls, anchors: torch.Tensor, num_known: int, num_parallel: int) -> "MaskLayout":
         """Put masks behind these anchors, without labels."""
         group = num_parallel - 1
-        known = torch.arange(num_known).expand(len(anchors), -1)
-        behind = anchors[:, :, None] + 1 + torch.arange(group)  # [B, A, K - 1]
+        device = anchors.device
+        known = torch.arange(num_known, device=device).expand(len(anchors), -1)
+        order = torch.arange(group, device=device)
+        behind = anchors[:, :, None] + 1 + order  # [B, A, K - 1]
         positions = torch.cat([known, behind.flatten(1)], dim=1)
         nothing = torch.zeros_like(positions)
         return cls(anchors, num_known, group, positions, nothing, nothing.bool())
@@ -242,6 +244,7 @@ class MaskLayout:
         num_answer = batch.is_answer.sum(dim=1)
         num_anchors = max(1, round(float(num_answer.float().mean()) * shape.anchors_per_answer))
         drawn = torch.from_numpy(generator.random((len(num_answer), num_anchors)))
+        drawn = drawn.to(num_answer.device)
         first = batch.is_answer.int().argmax(dim=1)
         anchors = first[:, None] - 1 + (drawn * num_answer[:, None]).long()
         layout = cls.behind(anchors, num_known, shape.num_parallel)
@@ -253,14 +256,14 @@ class MaskLayout:
 
     def attention_mask(self) -> torch.Tensor:
         """Return what is added to the scores; [B, 1, N, N] float32."""
-        size = self.positions.shape[1]
-        known = torch.arange(self.num_known)
-        sees = torch.zeros(len(self.anchors), size, size, dtype=torch.bool)
+        size, device = self.positions.shape[1], self.positions.device
+        known = torch.arange(self.num_known, device=device)
+        sees = torch.zeros(len(self.anchors), size, size, dtype=torch.bool, device=device)
         sees[:, : self.num_known, : self.num_known] = known[:, None] >= known
-        owner = torch.arange(self.num_masks) // self.group_size
+        owner = torch.arange(self.num_masks, device=device) // self.group_size
         anchor = self.anchors[:, owner]  # [B, M]
         sees[:, self.num_known :, : self.num_known] = anchor[:, :, None] >= known
-        order = torch.arange(self.num_masks)
+        order = torch.arange(self.num_masks, device=device)
         sees[:, self.num_known :, self.num_known :] = (owner[:, None] == owner) & (
             order[:, None] >= order
         )
