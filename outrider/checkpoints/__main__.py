@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from outrider.checkpoints.heads import assemble_head, is_trained_head
 from outrider.checkpoints.pretrained import assemble
 from outrider.checkpoints.smollm2 import DEFAULT_FOLDER, prepare
 
@@ -25,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "assemble":
             if options.out.exists():
                 raise ValueError(f"--out {options.out} exists already")
-            made = [assemble(options.target, options.drafter, options.out)]
+            is_head = is_trained_head(options.drafter)
+            put_together = assemble_head if is_head else assemble
+            made = [put_together(options.target, options.drafter, options.out)]
         else:
             prepared = prepare(options.out)
             made = [prepared.target, prepared.draft, *prepared.heads]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 CONFIG_NAME = "drafter.json"
 WEIGHTS_NAME = "drafter.safetensors"
 CONFIG_KEY = "outrider_drafter"  # read by the engine from an assembled model's config.json
+HEAD_KEY = "outrider_head"  # the same of an assembled draft head
 MASK = "mask_embedding"
 PADDING = 64  # rows of embeddings are added in such steps; the first is the mask token's
 _EMBEDDING = re.compile(r"embed_tokens\.weight$")
@@ -92,11 +93,7 @@ def assemble(target: Path, pretrained: Path, folder: Path) -> Path:
     Raises: ValueError if the weights were trained for another target; OSError if files are missing.
     """
     config = read_config(pretrained)
-    if (digest := weights_digest(target)) != config.target_weights_digest:
-        raise ValueError(
-            f"{pretrained} was trained for a target with weights {config.target_weights_digest}, "
-            f"but those of {target} are {digest}"
-        )
+    check_target(target, pretrained, config.target_weights_digest)
 
     def fill(temporary: Path) -> None:
         full = cut_config(json.loads((target / "config.json").read_bytes()), config.layers)
@@ -118,13 +115,23 @@ def assemble(target: Path, pretrained: Path, folder: Path) -> Path:
     return make_once(folder, fill)
 
 
+def check_target(target: Path, trained: Path, trained_for: str) -> None:
+    """Check that a target has the weights with this digest; Raises: ValueError naming both."""
+    if (digest := weights_digest(target)) != trained_for:
+        raise ValueError(
+            f"{trained} was trained for a target with weights {trained_for}, "
+            f"but those of {target} are {digest}"
+        )
+
+
 def is_assembled_from(folder: Path, pretrained: Path) -> bool:
     """Return whether a folder was assembled from these very weights."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return False
-    return bool(config.get(CONFIG_KEY, {}).get("assembled_from") == pretrained_digest(pretrained))
+    stated = config.get(CONFIG_KEY) or config.get(HEAD_KEY) or {}
+    return bool(stated.get("assembled_from") == pretrained_digest(pretrained))
 
 
 def pretrained_digest(pretrained: Path) -> str:

@@ -9,6 +9,7 @@ from outrider.checkpoints.__main__ import main as checkpoints
 from outrider.cli.commands import app
 from outrider.engine import load_model
 from outrider.errors import OutriderError
+from outrider.heads.layouts import read_head_folder
 from tests.toy import save_toy
 
 
@@ -72,6 +73,27 @@ def test_what_cannot_be_is_said_by_flag(target, corpus, tmp_path, flags, message
     done = train("draft-model", target, corpus, tmp_path / "run", *flags)
     assert isinstance(done.exception, OutriderError)
     assert message in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "taps"),
+    [
+        ("eagle3", ["--tap-layers", "1,3", "--num-steps", 2], (1, 3)),
+        ("medusa", ["--num-heads", 2, "--num-head-layers", 2], (3,)),
+        ("redrafter", ["--num-steps", 2], (3,)),
+    ],
+)
+def test_a_head_is_trained_assembled_and_read(target, corpus, tmp_path, capsys, kind, flags, taps):
+    done = train(kind, target, corpus, tmp_path / "run", *flags, "--features", tmp_path / "states")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "states" / "features.bf16").stat().st_size > 0
+    whole = tmp_path / "whole"
+    given = ["--target", target, "--drafter", tmp_path / "run" / "drafter", "--out", whole]
+    assert checkpoints(["assemble", *map(str, given)]) == 0, capsys.readouterr().err
+    head = read_head_folder(whole, target)
+    assert (head.kind, head.tap_layers, len(head.draft_ids)) == (kind, taps, 80)
+    if kind == "medusa":
+        assert (head.module.config.num_heads, head.module.config.num_layers) == (2, 2)
 
 
 @pytest.mark.parametrize(

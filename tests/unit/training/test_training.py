@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.checkpoints.pretrained import assemble, quantise, read_config
+from outrider.checkpoints.pretrained import assemble, read_config
+from outrider.checkpoints.quantised import quantise
 from outrider.engine import load_model
 from outrider.training.batches import make_batch
 from outrider.training.corpus import Example
