@@ -120,7 +120,8 @@ class EagleAtWork:
             attended[rows] = _attend(pair.query[0, rows], state, work)
             begin = rows.stop
         out = head.end(pair.residual[0], attended)  # [R, H]
-        return self._logits(head.norm(self._keep(works, out))).float()
+        logits: torch.Tensor = self._logits(head.norm(self._keep(works, out)))
+        return logits.float()
 
     def _features(self, work: Work) -> torch.Tensor:
         """Return what stands for the hidden states in each row; [n, H]."""

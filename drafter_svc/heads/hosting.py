@@ -19,12 +19,12 @@ from drafter_svc.heads.work import Head
 from outrider.distribution import HEAD_SIZE
 from outrider.engine.linear import replace_linears
 from outrider.engine.model import DTYPES
-from outrider.engine.native import KernelsUnavailable, load_kernels
+from outrider.engine.native import Kernels, KernelsUnavailable, load_kernels
 from outrider.errors import OutriderError
 from outrider.heads.eagle import EagleHead
+from outrider.heads.layouts import LoadedHead, read_head_folder
 from outrider.heads.medusa import MedusaHead
 from outrider.heads.redrafter import ReDrafterHead
-from outrider.heads.layouts import LoadedHead, read_head_folder
 from outrider.hosting import ModelSettings, check_device
 from outrider.identity import ModelFacts, ModelIdentity, Numerics, TokenizerFiles
 from outrider.identity.weights import weights_digest
@@ -67,7 +67,12 @@ async def host_head(
 
 
 def _load(settings: ModelSettings, folder: Path, target: Path | None) -> HostedHead:
-    loaded = read_head_folder(folder, target)
+    device = torch.device(settings.device)
+    native = _native(settings, device)
+    # On a CPU without native kernels the library's bfloat16 is the slower one.
+    slow = device.type == "cpu" and native is None
+    dtype = torch.float32 if slow else DTYPES[settings.dtype]
+    loaded = read_head_folder(folder, target, dtype=dtype)
     has_tokenizer = (folder / "tokenizer.json").is_file()
     if not has_tokenizer and target is None:
         raise ValueError(
@@ -87,9 +92,10 @@ def _load(settings: ModelSettings, folder: Path, target: Path | None) -> HostedH
             "the folder does not say which target it was made for; name the target's folder with "
             "--target-model"
         )
-    device = torch.device(settings.device)
-    head, kernels = _at_work(loaded, settings, device)
-    engine = HeadEngine(head, loaded.draft_ids.to(device))
+    whole = _Whole(loaded).to(device)
+    if native is not None:
+        replace_linears(whole, native, heads=list(whole.logits))
+    engine = HeadEngine(whole.at_work(), loaded.draft_ids.to(device))
     longest = loaded.max_position_embeddings
     if settings.max_context_length:
         longest = min(longest, settings.max_context_length)
@@ -99,7 +105,12 @@ def _load(settings: ModelSettings, folder: Path, target: Path | None) -> HostedH
         architecture=type(loaded.module).__name__,
         logits_size=loaded.vocab_size,
         max_context_length=longest,
-        numerics=Numerics(settings.dtype, device.type, kernels, coupled_head_size=HEAD_SIZE),
+        numerics=Numerics(
+            dtype="float32" if slow else settings.dtype,
+            device=device.type,
+            kernels="torch" if native is None else native.name,
+            coupled_head_size=HEAD_SIZE,
+        ),
         revision=settings.revision,
     )
     identity = ModelIdentity.from_folder(folder, facts, files=files)
@@ -129,19 +140,14 @@ def _sources(loaded: LoadedHead, engine: HeadEngine, longest: int) -> tuple[Head
     )
 
 
-def _at_work(loaded: LoadedHead, settings: ModelSettings, device: torch.device) -> tuple[Head, str]:
-    """Return the head in its element type on its device, and the kernels in use."""
-    module = _Whole(loaded).to(device, DTYPES[settings.dtype])
-    kernels = "torch"
-    if device.type == "cpu":
-        try:
-            native = load_kernels(threads=settings.num_threads or None)
-        except KernelsUnavailable:
-            module.float()  # on a CPU the library's bfloat16 is the slower one
-        else:
-            replace_linears(module, native, heads=list(module.logits))
-            kernels = native.name
-    return module.at_work(), kernels
+def _native(settings: ModelSettings, device: torch.device) -> Kernels | None:
+    """Return the native kernels where the head runs on a CPU that has them."""
+    if device.type != "cpu":
+        return None
+    try:
+        return load_kernels(threads=settings.num_threads or None)
+    except KernelsUnavailable:
+        return None
 
 
 class _Whole(nn.Module):
@@ -152,7 +158,8 @@ class _Whole(nn.Module):
         self.head = loaded.module
         self.embeddings = None
         if loaded.embeddings is not None:
-            self.embeddings = nn.Embedding.from_pretrained(loaded.embeddings)
+            size, width = loaded.embeddings.shape
+            self.embeddings = nn.Embedding(size, width, _weight=loaded.embeddings)
         shared = loaded.lm_head if loaded.lm_head.dim() == 3 else loaded.lm_head[None]
         self.logits = nn.ModuleList(_linear(weight) for weight in shared)
         self.eval().requires_grad_(False)

@@ -122,12 +122,12 @@ class ReDrafterAtWork:
             ids = [token_id for work in grown for token_id in work.token_ids]
             self._add(grown, self._head.step(before, self._embed(ids)))
         hidden, memories = [], []
-        for work in works:
-            state: LastPairState = work.state  # type: ignore[assignment]
+        for each in works:
+            state: LastPairState = each.state  # type: ignore[assignment]
             assert state.memory is not None
             assert state.hidden is not None
-            count = 1 if isinstance(work, Reading) else len(work.token_ids)
-            own = [state.memory] if isinstance(work, Reading) else state.node_memories[-count:]
+            count = 1 if isinstance(each, Reading) else len(each.token_ids)
+            own = [state.memory] if isinstance(each, Reading) else state.node_memories[-count:]
             memories += own
             hidden += [state.hidden] * count
         out = self._head.out(torch.stack(hidden), torch.stack(memories))

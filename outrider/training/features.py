@@ -26,10 +26,11 @@ class FeatureStore:
 
     A row holds the tapped layers one after the other, in bfloat16: layer i is the residual stream
     that enters decoder layer i, the number of layers is what the head reads. The folder serves any
-    number of runs with one target; it grows by 2 * width bytes a token.
+    number of runs with one target that read the layers it was begun with, or some of them; it grows
+    by 2 bytes for each number of a token.
 
     Raises: ValueError if a layer does not exist; RunMismatch if the folder belongs to another
-        target or to other layers.
+        target or lacks a layer.
     """
 
     target: Path
@@ -37,7 +38,8 @@ class FeatureStore:
     folder: Path
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     _model: Any = field(init=False)
-    _width: int = field(init=False)
+    _hidden_size: int = field(init=False)
+    _kept_layers: tuple[int, ...] = field(init=False)
     _offsets: dict[bytes, int] = field(init=False, default_factory=dict)
     """Of every example's first row, in rows."""
     _num_rows: int = field(init=False, default=0)
@@ -51,14 +53,19 @@ class FeatureStore:
         most = int(text.num_hidden_layers)
         if not self.layers or not all(0 <= layer <= most for layer in self.layers):
             raise ValueError(f"hidden states enter layers 0 to {most}, not {list(self.layers)}")
-        self._width = len(self.layers) * int(text.hidden_size)
+        self._hidden_size = int(text.hidden_size)
+        self._kept_layers = self.layers
         self._check_folder()
         self._read_index()
 
     @property
     def width(self) -> int:
         """Numbers of a row."""
-        return self._width
+        return len(self.layers) * self._hidden_size
+
+    @property
+    def _kept_width(self) -> int:
+        return len(self._kept_layers) * self._hidden_size
 
     def of(self, examples: Sequence[Example]) -> torch.Tensor:
         """Return the rows of examples side by side, padded on the right with zeros.
@@ -68,13 +75,16 @@ class FeatureStore:
         keys = [_key(each) for each in examples]
         pairs = zip(keys, examples, strict=True)
         self._compute({key: each for key, each in pairs if key not in self._offsets})
-        rows = np.zeros((len(examples), max(map(len, examples)), self._width), np.uint16)
+        shape = (len(self.layers), self._hidden_size)
+        rows = np.zeros((len(examples), max(map(len, examples)), *shape), np.uint16)
+        columns = [self._kept_layers.index(layer) for layer in self.layers]
         with self._rows_path.open("rb") as file:
             for row, key, each in zip(rows, keys, examples, strict=True):
-                file.seek(2 * self._width * self._offsets[key])
-                read = np.fromfile(file, np.uint16, len(each) * self._width)
-                row[: len(each)] = read.reshape(len(each), self._width)
-        return torch.from_numpy(rows).view(torch.bfloat16).to(self.device)
+                file.seek(2 * self._kept_width * self._offsets[key])
+                read = np.fromfile(file, np.uint16, len(each) * self._kept_width)
+                row[: len(each)] = read.reshape(len(each), -1, self._hidden_size)[:, columns]
+        flat = torch.from_numpy(rows.reshape(*rows.shape[:2], self.width))
+        return flat.view(torch.bfloat16).to(self.device)
 
     @property
     def _rows_path(self) -> Path:
@@ -90,6 +100,9 @@ class FeatureStore:
         path = self.folder / "features.json"
         if path.exists():
             there = json.loads(path.read_text())
+            if set(self.layers) <= set(there["layers"]):
+                self._kept_layers = tuple(there["layers"])
+                here["layers"] = there["layers"]
             if there != here:
                 raise RunMismatch(
                     f"{self.folder} holds other features: {', '.join(differing(there, here))}"
@@ -110,7 +123,7 @@ class FeatureStore:
             self._offsets[data[at : at + KEY_SIZE]] = begin
             self._num_rows = begin + length
         with self._rows_path.open("r+b") as file:
-            file.truncate(2 * self._width * self._num_rows)
+            file.truncate(2 * self._kept_width * self._num_rows)
 
     def _compute(self, missing: dict[bytes, Example]) -> None:
         keys = sorted(missing, key=lambda key: len(missing[key]))
@@ -131,7 +144,7 @@ class FeatureStore:
             body = self._model.get_decoder()
             given = torch.from_numpy(ids).to(self.device)
             read = body(input_ids=given, output_hidden_states=True, use_cache=False)
-            taps = torch.cat([read.hidden_states[layer] for layer in self.layers], dim=-1)
+            taps = torch.cat([read.hidden_states[layer] for layer in self._kept_layers], dim=-1)
         values = taps.bfloat16().cpu().view(torch.uint16).numpy()
         for (key, each), rows in zip(group.items(), values, strict=True):
             self._append(key, rows[: len(each)])

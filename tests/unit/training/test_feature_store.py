@@ -64,3 +64,14 @@ def test_a_store_of_other_layers_or_another_target_is_refused(target, tmp_path):
 def test_layers_that_do_not_exist_are_named(target, tmp_path, layers):
     with pytest.raises(ValueError, match="hidden states enter layers 0 to 3"):
         FeatureStore(target, layers, tmp_path)
+
+
+def test_a_store_serves_runs_that_read_some_of_its_layers(target, tmp_path):
+    whole = FeatureStore(target, LAYERS, tmp_path)
+    expected = whole.of(EXAMPLES[:2])
+    some = FeatureStore(target, (3, 0), tmp_path)
+    width = expected.shape[-1] // 3
+    swapped = torch.cat([expected[..., 2 * width :], expected[..., :width]], dim=-1)
+    assert torch.equal(some.of(EXAMPLES[:2]), swapped)
+    some.of(EXAMPLES)
+    assert torch.equal(FeatureStore(target, LAYERS, tmp_path).of(EXAMPLES[:2]), expected)
