@@ -34,11 +34,11 @@ PROMPTS = (
 )
 
 NOTES = (
-    "passes: of the target; saved: against target-only; length: mean acceptance length, "
-    "tokens per verified draft, the target's own included. The draft model is six of the target's "
-    "layers, trained on what the target wrote; it drafts in one pass. The tree holds the likeliest "
-    "of what was copied, seen before and drafted: most tokens per pass, and most rows to compute, "
-    "which pays where a pass of many rows costs little more than one of few."
+    "passes: of the target; saved: against target-only; length: mean acceptance length, tokens per "
+    "verified draft, the target's own included. The head is one layer that reads the target's hidden "
+    "states, trained on what the target wrote. The tree holds the likeliest of what was copied, seen "
+    "before and drafted: most tokens per pass, and most rows to compute, which pays where a pass of "
+    "many rows costs little more than one of few."
 )
 
 
@@ -103,8 +103,8 @@ async def _run(
 ) -> None:
     ways = [
         Way("n-gram", sources=("ngram",)),
-        Way("copies or model", sources=("suffix+parallel",)),
-        Way("tree of 16", sources=("suffix+recycling+parallel-tree",), num_draft_tokens=16),
+        Way("copies or head", sources=("suffix+eagle3",)),
+        Way("tree of 16", sources=("suffix+recycling+eagle3-tree",), num_draft_tokens=16),
         Way("target-only", target_only=True),
     ]
     async with AsyncExitStack() as exits:
@@ -167,7 +167,7 @@ def _models(console: Console, folder: Path) -> tuple[Path, Path]:
     with _spinner(console) as progress:
         progress.add_task(f"demo models in {folder} (made once, about half a minute)")
         prepared = prepare(folder)
-    return prepared.target, prepared.draft
+    return prepared.target, prepared.heads[0]
 
 
 def _spinner(console: Console) -> Progress:

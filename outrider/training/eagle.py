@@ -30,6 +30,8 @@ from outrider.training.heads import (
 from outrider.training.recipe import Ingredients
 
 NUM_DRAFTED = 6  # tokens of a replayed draft
+FC_NOISE = 0.1  # of fc as it begins, relative to what is inherited
+NUM_SCALED = 64  # tokens whose hidden states tell the scale of the residual stream
 STEP_WEIGHT = 0.8  # of a step's loss, relative to the step before
 
 
@@ -228,6 +230,27 @@ def _rows(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return x.gather(1, indices[..., None].expand(-1, -1, x.shape[-1]))
 
 
+def _undone_norm(body: Any) -> torch.Tensor:
+    """Return what turns the last tap, normalised, into the residual stream that it was made of.
+
+    The final norm's weight is divided out, and the size becomes that of what enters the last layer;
+    with the weight left in, and at size 1, the inherited layer would have to be learned anew.
+    Shapes: [H].
+    """
+    generator = torch.Generator().manual_seed(0)
+    vocab_size = body.get_input_embeddings().weight.shape[0]
+    ids = torch.randint(vocab_size, (1, NUM_SCALED), generator=generator)
+    states = body(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+    entering, read = states[-2][0, 1:], states[-1][0, 1:]  # of the first token some are outliers
+    plain = read / _size(read) / body.norm.weight
+    return (_size(entering).median() / _size(plain).median()) / body.norm.weight
+
+
+def _size(x: torch.Tensor) -> torch.Tensor:
+    """Return the root mean square of each row; [N, H] to [N, 1]."""
+    return x.square().mean(dim=-1, keepdim=True).sqrt()
+
+
 def _config(target: Any, shape: EagleShape, draft_ids: torch.Tensor) -> EagleConfig:
     head_dim = getattr(target, "head_dim", None) or (
         target.hidden_size // target.num_attention_heads
@@ -251,12 +274,14 @@ def _config(target: Any, shape: EagleShape, draft_ids: torch.Tensor) -> EagleCon
 
 
 def _inherit(head: EagleHead, body: Any) -> None:
-    """Begin as the target's last layer reading what its head reads."""
+    """Begin as the target's last layer, on a residual stream of the scale that it is used to."""
     last, layer = body.layers[-1], head.midlayer
     width = head.config.hidden_size
     with torch.no_grad():
-        head.fc.weight.mul_(0.1)
-        head.fc.weight[:, -width:] += torch.eye(width)
+        scale = _undone_norm(body)  # [H]
+        deviation = FC_NOISE * float(scale.abs().median()) / head.fc.in_features**0.5
+        torch.nn.init.normal_(head.fc.weight, std=deviation)
+        head.fc.weight[:, -width:] += torch.diag(scale)
         for name in ("q_proj", "k_proj", "v_proj"):
             own, theirs = getattr(layer.self_attn, name), getattr(last.self_attn, name)
             own.weight[:, :width].mul_(0.5)

@@ -25,6 +25,12 @@ def trained_draft(dtype: str = "bfloat16") -> Opener:
     return lambda: open_drafter(settings)
 
 
+def trained_heads() -> list[Opener]:
+    """Drafters with the heads that were trained for the target, one each."""
+    all_settings = [DrafterSettings(model=str(folder)) for folder in prepare().heads]
+    return [lambda each=each: open_drafter(each) for each in all_settings]
+
+
 def self_draft(dtype: str = "bfloat16") -> Opener:
     """A drafter that runs the target itself, which always guesses right."""
     settings = DrafterSettings(model=str(prepare().target), dtype=dtype)

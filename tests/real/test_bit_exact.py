@@ -14,7 +14,7 @@ from bench.questions import load_questions
 from outrider.client import Output, generate_request
 from outrider.sampling import SamplingParams
 from tests.cluster import Cluster, cluster
-from tests.real.models import target, trained_draft
+from tests.real.models import target, trained_draft, trained_heads
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 
@@ -28,10 +28,9 @@ LAWS = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def services() -> AsyncIterator[Cluster]:
-    """Target, and a drafter with a trained model, lookup and trees."""
-    async with cluster(
-        verifiers=[target()], drafters=[trained_draft()], draft_wait_ms=10_000
-    ) as running:
+    """Target, a drafter with a trained model, lookup and trees, and one with each head."""
+    drafters = [trained_draft(), *trained_heads()]
+    async with cluster(verifiers=[target()], drafters=drafters, draft_wait_ms=10_000) as running:
         numerics = running.workers[0].identity.numerics
         assert numerics.dtype == "bfloat16"
         assert numerics.row_invariant
@@ -114,7 +113,8 @@ async def test_target_only_is_the_same_alone_in_a_batch_and_on_a_prefix_hit(
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(
-    ("source", "num_draft_tokens"), [("model", 3), ("parallel", 5), ("suffix+recycling", 12)]
+    ("source", "num_draft_tokens"),
+    [("model", 3), ("parallel", 5), ("suffix+recycling", 12), ("eagle3-tree", 12)],
 )
 async def test_no_draft_changes_a_token(
     services: Cluster,
@@ -142,6 +142,11 @@ async def test_no_draft_changes_a_token(
         ("parallel-tree", 16),
         ("suffix+parallel", 7),
         ("suffix+recycling+parallel-tree", 24),
+        ("eagle3", 5),
+        ("suffix+recycling+eagle3-tree", 24),
+        ("medusa-tree", 12),
+        ("redrafter", 4),
+        ("redrafter-tree", 12),
     ],
 )
 async def test_no_draft_of_any_length_changes_a_token(
