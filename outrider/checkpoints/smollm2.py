@@ -22,6 +22,11 @@ class Prepared:
     draft: Path
     heads: tuple[Path, ...] = ()
 
+    @property
+    def best(self) -> Path:
+        """The drafter that saves most."""
+        return self.heads[0] if self.heads else self.draft
+
 
 def prepare(folder: Path = DEFAULT_FOLDER) -> Prepared:
     """Return target and draft model under the folder, made where they are missing.

@@ -34,11 +34,11 @@ PROMPTS = (
 )
 
 NOTES = (
-    "passes: of the target; saved: against target-only; length: mean acceptance length, tokens per "
-    "verified draft, the target's own included. The head is one layer that reads the target's hidden "
-    "states, trained on what the target wrote. The tree holds the likeliest of what was copied, seen "
-    "before and drafted: most tokens per pass, and most rows to compute, which pays where a pass of "
-    "many rows costs little more than one of few."
+    "passes: of the target; saved: against target-only; length: mean acceptance length, tokens "
+    "per verified draft, the target's own included. The head is one layer that reads the target's "
+    "hidden states, trained on what the target wrote. The tree holds the likeliest of what was "
+    "copied, seen before and drafted: most tokens per pass, and most rows to compute, which pays "
+    "where a pass of many rows costs little more than one of few."
 )
 
 
@@ -167,7 +167,7 @@ def _models(console: Console, folder: Path) -> tuple[Path, Path]:
     with _spinner(console) as progress:
         progress.add_task(f"demo models in {folder} (made once, about half a minute)")
         prepared = prepare(folder)
-    return prepared.target, prepared.heads[0]
+    return prepared.target, prepared.best
 
 
 def _spinner(console: Console) -> Progress:

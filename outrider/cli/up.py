@@ -75,7 +75,7 @@ def _stack_options(options: UpOptions, console: Console) -> StackOptions:
         prepared = prepare(DEMO_MODELS)
         target = str(prepared.target)
         if not draft:
-            draft, preferred = str(prepared.draft), ("--sources", DEFAULT_SOURCE)
+            draft, preferred = str(prepared.best), ("--sources", DEFAULT_SOURCE)
     numerics = ("--dtype", options.dtype, "--device", options.device)
     use_draft = draft and not options.lookup_only
     model_flags = ("--model", draft, *numerics) if use_draft else ()
