@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from orchestrator.board import DraftBlock, DraftBoard
+from orchestrator.draft_length import DraftLength
 from orchestrator.drafting import Drafting
 from orchestrator.patience import Patience
 from orchestrator.policy import ON, ConstantLength, SpeculationPlan
@@ -67,12 +68,15 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.lease = ScriptedLease(self.board, self.script)
+        plan = SpeculationPlan(("model",), ConstantLength(2), self.wait_s, False, ON)
         self.drafting = Drafting(
-            plan=SpeculationPlan(("model",), ConstantLength(2), self.wait_s, False, ON),
+            plan=plan,
             board=self.board,
             stats=self.stats,
             open_lease=lambda: self.lease,
             clock=lambda: 100.0,
+            length=DraftLength(plan),
+            lookup_length=DraftLength(plan),
         )
         self.sequence.apply(Event.VERIFIER_FOUND)
         self.sequence.commit([CommittedToken(4, Origin.ONLY)], None)
