@@ -8,6 +8,8 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import accumulate
+from operator import mul
 
 from orchestrator.acceptance_estimate import SequenceAcceptance
 from orchestrator.estimates import Lane
@@ -127,7 +129,7 @@ class DraftLength:
             if draft.logit_margins and not self.plan.uses_drafts_whole:
                 source.margins.observe(draft.logit_margins, num_accepted)
         if source.switch.is_off and not self.num_tries_left:
-            source.switch.note(self._best(min(START, self.limit))[1])
+            source.switch.note(_best(self.rates(min(START, self.limit)))[1])
 
     def trim(self, draft: Draft) -> Draft:
         """Cut a chain where its margins say that the rest is not worth its rows.
@@ -143,34 +145,36 @@ class DraftLength:
             or choice.reason not in (Reason.BEST, Reason.KEPT)
         ):
             return draft
-        tokens, survival, rates = 1.0, 1.0, [1 / self.lane.verify.time_ms(0)]
-        for position, margin in enumerate(draft.logit_margins):
-            known = self.lane.source.margins.prob(position, margin)
-            survival *= self._conditional(position) if known is None else known
-            tokens += survival
-            rates.append(tokens / self.lane.verify.time_ms(position + 1))
+        probs = (self._by_margin(*each) for each in enumerate(draft.logit_margins))
+        expected = accumulate(accumulate(probs, mul), initial=1.0)
+        times_ms = self.lane.verify.times_ms(len(draft))
+        rates = [tokens / ms for tokens, ms in zip(expected, times_ms, strict=True)]
         best = max(range(len(rates)), key=rates.__getitem__)
         return draft.head(best) if rates[best] > MIN_GAIN * rates[len(draft)] else draft
 
-    def rate(self, num_tokens: int) -> float:
-        """Return expected committed tokens per millisecond with drafts of this length."""
-        lane = self.lane
-        without_ms = lane.verify.time_ms(0)
-        if not num_tokens:
-            return 1 / without_ms
-        arrival = lane.draft.arrival.value
-        tokens = 1 + arrival * self._expected_accepted(num_tokens)
-        verify_ms = arrival * lane.verify.time_ms(num_tokens) + (1 - arrival) * without_ms
-        return tokens / (lane.draft.wait_ms(num_tokens) + verify_ms)
+    def rates(self, longest: int) -> list[float]:
+        """Return expected committed tokens per millisecond by draft length, from 0 to
+        ``longest``."""
+        draft, arrival = self.lane.draft, self.lane.draft.arrival.value
+        without_ms, *with_ms = self.lane.verify.times_ms(longest)
+        rates = [1 / without_ms]
+        for accepted, verify_ms, wait_ms in zip(
+            self._expected_accepted(longest), with_ms, draft.waits_ms(longest)[1:], strict=True
+        ):
+            cycle_ms = wait_ms + arrival * verify_ms + (1 - arrival) * without_ms
+            rates.append((1 + arrival * accepted) / cycle_ms)
+        return rates
 
-    def _expected_accepted(self, num_tokens: int) -> float:
+    def _expected_accepted(self, longest: int) -> list[float]:
+        """Return the accepted tokens to expect of drafts of 1 to ``longest`` tokens."""
         if self.lane.source.proposes_trees:
-            return self.lane.source.accepted(num_tokens)
-        expected, survival = 0.0, 1.0
-        for position in range(num_tokens):
-            survival *= self._conditional(position)
-            expected += survival
-        return expected
+            return self.lane.source.accepted.values(range(1, longest + 1))
+        survivals = accumulate(map(self._conditional, range(longest)), mul)
+        return list(accumulate(survivals))
+
+    def _by_margin(self, position: int, margin: float) -> float:
+        known = self.lane.source.margins.prob(position, margin)
+        return self._conditional(position) if known is None else known
 
     def _conditional(self, position: int) -> float:
         return self.acceptance.conditional(position, self.lane.source.acceptance)
@@ -191,7 +195,7 @@ class DraftLength:
         source = self.lane.source
         if source.switch.is_off:
             return self._probe_or_nothing(cycle, limit, may_try=may_try)
-        if source.num_wanted < NUM_WARM_UP or self.lane.verify.time_ms(0) <= 0:
+        if source.num_wanted < NUM_WARM_UP or self.lane.verify.times_ms(0)[0] <= 0:
             return Choice(cycle, min(START, limit), Reason.WARM_UP)
         # Beyond twice the longest draft that was seen the tables know too little.
         choice = self._best_choice(cycle, min(limit, max(START, 2 * source.longest)))
@@ -207,15 +211,10 @@ class DraftLength:
             return Choice(cycle, min(START, limit), Reason.PROBE)
         return Choice(cycle, 0, Reason.SWITCHED_OFF, self.lane.source.last_gain)
 
-    def _best(self, reach: int) -> tuple[int, float]:
-        """Return the most promising length up to ``reach`` but 0, and its gain over 0."""
-        rates = [self.rate(num_tokens) for num_tokens in range(reach + 1)]
-        best = max(range(1, reach + 1), key=rates.__getitem__)
-        return best, rates[best] / rates[0]
-
     def _best_choice(self, cycle: int, reach: int) -> Choice:
         """Return the length to stay with; one that is not 0 pays."""
-        best, gain = self._best(reach)
+        rates = self.rates(reach)
+        best, gain = _best(rates)
         switch = self.lane.source.switch
         switch.note(gain)
         if switch.is_off:
@@ -225,7 +224,7 @@ class DraftLength:
         self.num_since_move += 1
         present = None if self.present is None else min(self.present, reach)
         if present is not None and best != present:
-            promise = self.rate(best) / self.rate(present)
+            promise = rates[best] / rates[present]
             if promise <= MIN_GAIN or self.num_since_move < MIN_CYCLES_BETWEEN_MOVES:
                 best = present
         if best != self.present:
@@ -233,9 +232,7 @@ class DraftLength:
             reason = Reason.BEST if best else Reason.NO_GAIN
         else:
             reason = Reason.KEPT if best else Reason.NO_GAIN
-        if best:
-            gain = self.rate(best) / self.rate(0)
-        return Choice(cycle, best, reason, gain)
+        return Choice(cycle, best, reason, rates[best] / rates[0] if best else gain)
 
     def _explored(self, choice: Choice, limit: int) -> Choice | None:
         """Return another length for this cycle now and then: none, or one that is longer."""
@@ -252,3 +249,9 @@ class DraftLength:
             return None
         tried = 0 if drawn < share / 2 else longer
         return Choice(choice.cycle, tried, Reason.EXPLORED, choice.gain)
+
+
+def _best(rates: list[float]) -> tuple[int, float]:
+    """Return the most promising length but 0, and its gain over 0."""
+    best = max(range(1, len(rates)), key=rates.__getitem__)
+    return best, rates[best] / rates[0]

@@ -68,19 +68,21 @@ class VerifyCost:
         others = self.other_rows.value / max(self.own_rows.value, 1.0)
         return max(min(1.0 + others, self.num_leases.value), 1.0)
 
-    def rows(self, num_draft_tokens: int) -> int:
-        """Return the rows of a pass in which every sequence has a draft of this length.
+    def rows(self, longest: int) -> list[int]:
+        """Return the rows of a pass in which every sequence has a draft of 0 to ``longest`` tokens.
 
         Each sequence pays for the rows of all, so what it would choose for itself alone it must
         count as chosen by all; rows of prompts stay as they are.
         """
         sharing = self.num_sharing
-        prompts = self.other_rows.value - (sharing - 1) * self.own_rows.value
-        return round(max(prompts, 0.0) + sharing * (1 + num_draft_tokens))
+        prompts = max(self.other_rows.value - (sharing - 1) * self.own_rows.value, 0.0)
+        return [round(prompts + sharing * (1 + length)) for length in range(longest + 1)]
 
-    def time_ms(self, num_draft_tokens: int) -> float:
-        """Return what a round trip takes where every sequence has a draft of this length."""
-        return self.beside.value + self.by_rows(self.rows(num_draft_tokens))
+    def times_ms(self, longest: int) -> list[float]:
+        """Return what round trips take where every sequence has a draft of 0 to ``longest``
+        tokens."""
+        beside_ms = self.beside.value
+        return [beside_ms + pass_ms for pass_ms in self.by_rows.values(self.rows(longest))]
 
 
 @dataclass(slots=True)
@@ -96,17 +98,18 @@ class DraftCost:
     compute: MonotoneTable = field(default_factory=lambda: MonotoneTable(MAX_JUMP, True))
     arrival: Average = field(default_factory=lambda: Average(1.0, 1))
 
-    def wait_ms(self, num_tokens: int) -> float:
-        """Return the wait for a draft.
+    def waits_ms(self, longest: int) -> list[float]:
+        """Return the waits for drafts of 0 to ``longest`` tokens.
 
         A draft longer than any before takes longer by what the drafter must compute more, unless
         all so far were hidden behind verifications.
         """
-        longest = max(self.wait.buckets, default=0)
-        known = self.wait(min(num_tokens, longest))
-        if num_tokens <= longest or known <= 0:
-            return known
-        return known + self.compute(num_tokens) - self.compute(longest)
+        seen = max(self.wait.buckets, default=0)
+        waits = self.wait.values(range(min(longest, seen) + 1))
+        if longest > seen:
+            most, *more = self.compute.values(range(seen, longest + 1))
+            waits += [waits[-1] + (ms - most if waits[-1] > 0 else 0.0) for ms in more]
+        return [0.0, *waits[1:]]
 
     def refresh(self) -> None:
         """Let the next drafts count for more than the old ones."""

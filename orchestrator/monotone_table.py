@@ -1,8 +1,7 @@
 """What grows with a count and is learned from noisy samples: the cost tables and their like."""
 
 import math
-from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 RATE = 0.1  # of the moving average of a bucket that has had many samples
@@ -64,17 +63,23 @@ class MonotoneTable:
 
     def __call__(self, count: int) -> float:
         """Return the value at a count."""
+        return self.values((count,))[0]
+
+    def values(self, ascending: Sequence[int]) -> list[float]:
+        """Return the values at counts that do not descend, in one walk."""
         if self._fitted is None:
             self._fitted = self._fit()
         counts, values = self._fitted
-        if not counts:
-            return 0.0
-        if len(counts) == 1 or count <= counts[0]:
-            return values[0]
-        right = min(bisect_right(counts, count), len(counts) - 1)
-        left = right - 1
-        slope = (values[right] - values[left]) / (counts[right] - counts[left])
-        return values[left] + slope * (count - counts[left])
+        if len(counts) < 2:
+            return [values[0] if values else 0.0] * len(ascending)
+        found, right = [], 1
+        for count in ascending:
+            while right < len(counts) - 1 and counts[right] <= count:
+                right += 1
+            x, y = counts[right - 1], values[right - 1]
+            slope = (values[right] - y) / (counts[right] - x)
+            found.append(y + slope * (count - x) if count > x else y)
+        return found
 
     def _fit(self) -> tuple[list[int], list[float]]:
         samples = [(at, each.mean, each.weight) for at, each in sorted(self.buckets.items())]

@@ -202,7 +202,7 @@ def steady(choices: list[Choice]) -> list[int]:
     return [choice.num_tokens for choice in choices if choice.reason in STEADY]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("right", [0.1, 0.17, 0.19, 0.5, 0.7])
 def test_at_a_pivot_the_length_stays_calm(seed, right):
     """Case 40: at most one change in 20 cycles, always within bounds."""
