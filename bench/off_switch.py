@@ -24,7 +24,7 @@ NUM_STREAMS = 16
 VERIFY = ("--compute-ms", "25", "--row-ms", "0.5")
 DRAFTERS = {
     "useless": ("--compute-ms", "5", "--row-ms", "2", "--is-wrong"),
-    "slow": ("--compute-ms", "100"),
+    "slow": ("--compute-ms", "250"),
 }
 # The slow one is right, but a single token is not worth such a wait.
 FLAGS = {"useless": (), "slow": ("--max-draft-tokens", "1", "--draft-wait-ms", "1000")}

@@ -8,11 +8,10 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import accumulate
-from operator import mul
 
 from orchestrator.acceptance_estimate import SequenceAcceptance
 from orchestrator.estimates import Lane
+from orchestrator.expected_rate import expected_rates, rates_by_margin
 from orchestrator.off_switch import MIN_GAIN
 from orchestrator.policy import AutoLength, SpeculationPlan
 from orchestrator.pressure import Pressure
@@ -78,7 +77,7 @@ class DraftLength:
     lane: Lane = field(default_factory=Lane)
     limit: int = 1 << 16
     pressure: Callable[[], Pressure] = lambda: Pressure.NONE
-    acceptance: SequenceAcceptance = field(default_factory=SequenceAcceptance)
+    own: SequenceAcceptance = field(default_factory=SequenceAcceptance)
     present: int | None = None
     """The length that choices stay with; None before the first."""
     num_since_move: int = 0
@@ -125,11 +124,11 @@ class DraftLength:
             source.proposes_trees = True
         else:
             source.acceptance.observe(num_accepted, len(draft))
-            self.acceptance.observe(num_accepted, len(draft))
+            self.own.observe(num_accepted, len(draft))
             if draft.logit_margins and not self.plan.uses_drafts_whole:
                 source.margins.observe(draft.logit_margins, num_accepted)
         if source.switch.is_off and not self.num_tries_left:
-            source.switch.note(_best(self.rates(min(START, self.limit)))[1])
+            source.switch.note(_best(self._rates(min(START, self.limit)))[1])
 
     def trim(self, draft: Draft) -> Draft:
         """Cut a chain where its margins say that the rest is not worth its rows.
@@ -145,39 +144,12 @@ class DraftLength:
             or choice.reason not in (Reason.BEST, Reason.KEPT)
         ):
             return draft
-        probs = (self._by_margin(*each) for each in enumerate(draft.logit_margins))
-        expected = accumulate(accumulate(probs, mul), initial=1.0)
-        times_ms = self.lane.verify.times_ms(len(draft))
-        rates = [tokens / ms for tokens, ms in zip(expected, times_ms, strict=True)]
+        rates = rates_by_margin(self.lane, self.own, draft.logit_margins)
         best = max(range(len(rates)), key=rates.__getitem__)
         return draft.head(best) if rates[best] > MIN_GAIN * rates[len(draft)] else draft
 
-    def rates(self, longest: int) -> list[float]:
-        """Return expected committed tokens per millisecond by draft length, from 0 to
-        ``longest``."""
-        draft, arrival = self.lane.draft, self.lane.draft.arrival.value
-        without_ms, *with_ms = self.lane.verify.times_ms(longest)
-        rates = [1 / without_ms]
-        for accepted, verify_ms, wait_ms in zip(
-            self._expected_accepted(longest), with_ms, draft.waits_ms(longest)[1:], strict=True
-        ):
-            cycle_ms = wait_ms + arrival * verify_ms + (1 - arrival) * without_ms
-            rates.append((1 + arrival * accepted) / cycle_ms)
-        return rates
-
-    def _expected_accepted(self, longest: int) -> list[float]:
-        """Return the accepted tokens to expect of drafts of 1 to ``longest`` tokens."""
-        if self.lane.source.proposes_trees:
-            return self.lane.source.accepted.values(range(1, longest + 1))
-        survivals = accumulate(map(self._conditional, range(longest)), mul)
-        return list(accumulate(survivals))
-
-    def _by_margin(self, position: int, margin: float) -> float:
-        known = self.lane.source.margins.prob(position, margin)
-        return self._conditional(position) if known is None else known
-
-    def _conditional(self, position: int) -> float:
-        return self.acceptance.conditional(position, self.lane.source.acceptance)
+    def _rates(self, longest: int) -> list[float]:
+        return expected_rates(self.lane, self.own, longest)
 
     def _decide(self, cycle: int, limit: int) -> Choice:
         pressure = self.pressure()
@@ -213,7 +185,7 @@ class DraftLength:
 
     def _best_choice(self, cycle: int, reach: int) -> Choice:
         """Return the length to stay with; one that is not 0 pays."""
-        rates = self.rates(reach)
+        rates = self._rates(reach)
         best, gain = _best(rates)
         switch = self.lane.source.switch
         switch.note(gain)

@@ -101,15 +101,17 @@ class DraftCost:
     def waits_ms(self, longest: int) -> list[float]:
         """Return the waits for drafts of 0 to ``longest`` tokens.
 
-        A draft longer than any before takes longer by what the drafter must compute more, unless
-        all so far were hidden behind verifications.
+        Outside the lengths that were waited for, a wait differs by what the drafter's compute does;
+        where all drafts were hidden behind verifications, longer ones are taken to be so as well.
         """
-        seen = max(self.wait.buckets, default=0)
-        waits = self.wait.values(range(min(longest, seen) + 1))
-        if longest > seen:
-            most, *more = self.compute.values(range(seen, longest + 1))
-            waits += [waits[-1] + (ms - most if waits[-1] > 0 else 0.0) for ms in more]
-        return [0.0, *waits[1:]]
+        known = range(min(self.wait.buckets, default=0), max(self.wait.buckets, default=0) + 1)
+        least, most = self.wait.values((known[0], known[-1]))
+        computes = self.compute.values(range(longest + 1))
+        least_ms, most_ms = self.compute.values((known[0], known[-1]))
+        shorter = [max(least - least_ms + ms, 0.0) for ms in computes[1 : known[0]]]
+        longer = [most - most_ms + ms if most > 0 else 0.0 for ms in computes[known[-1] + 1 :]]
+        between = self.wait.values(range(max(known[0], 1), min(known[-1], longest) + 1))
+        return [0.0, *shorter, *between, *longer]
 
     def refresh(self) -> None:
         """Let the next drafts count for more than the old ones."""

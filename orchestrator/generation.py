@@ -130,7 +130,8 @@ class Generation:
             return pressure(verify.queue_share.value, verify.pool_usage, waiting)
 
         def length(lane: Lane) -> DraftLength:
-            return DraftLength(plan, request.request_id, lane, pressure=present_pressure)
+            limit = max(self.pool.max_draft_tokens(request.target), 1)
+            return DraftLength(plan, request.request_id, lane, limit, present_pressure)
 
         self._length = length(Lane(verify))
         return Drafting(

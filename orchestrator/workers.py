@@ -126,9 +126,10 @@ class WorkerPool:
         self.affinity.note(salt, token_ids, chosen.address)
         return chosen
 
-    def max_draft_tokens(self, target: Target, drafter: Worker) -> int:
-        """Return the longest draft that the drafter and every verifier of the target take."""
-        return min(worker.max_draft_tokens for worker in (drafter, *self.verifiers(target)))
+    def max_draft_tokens(self, target: Target, *drafters: Worker) -> int:
+        """Return the longest draft that these and every verifier of the target take."""
+        workers = (*drafters, *self.verifiers(target))
+        return min((worker.max_draft_tokens for worker in workers), default=0)
 
     def choose_drafter(self, target: Target, sources: tuple[str, ...]) -> Worker | None:
         """Return the least loaded drafter that fits the target and offers one of the sources.

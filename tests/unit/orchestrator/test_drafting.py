@@ -10,11 +10,12 @@ from orchestrator.board import DraftBlock, DraftBoard
 from orchestrator.draft_length import DraftLength
 from orchestrator.drafting import Drafting
 from orchestrator.patience import Patience
-from orchestrator.policy import ON, ConstantLength, SpeculationPlan
+from orchestrator.policy import ON, AutoLength, ConstantLength, LengthSchedule, SpeculationPlan
 from orchestrator.receipt import Stats
 from orchestrator.sequence import Event, Sequence
 from orchestrator.verdict import CommittedToken, Origin
 from outrider.draft import Draft
+from outrider.lookup.ngram import NgramIndex
 
 PROMPT = (1, 2, 3)
 WAIT_S = 0.05
@@ -60,6 +61,7 @@ class Scene:
 
     script: Callable[[Sequence], DraftBlock | None] = lambda sequence: None
     wait_s: float = WAIT_S
+    schedule: LengthSchedule | AutoLength = field(default_factory=lambda: ConstantLength(2))
     stats: Stats = field(default_factory=Stats)
     board: DraftBoard = field(default_factory=DraftBoard)
     sequence: Sequence = field(default_factory=lambda: Sequence("s", PROMPT, 40))
@@ -68,7 +70,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.lease = ScriptedLease(self.board, self.script)
-        plan = SpeculationPlan(("model",), ConstantLength(2), self.wait_s, False, ON)
+        plan = SpeculationPlan(("model",), self.schedule, self.wait_s, False, ON)
         self.drafting = Drafting(
             plan=plan,
             board=self.board,
@@ -159,3 +161,37 @@ async def test_cycles_that_want_no_draft_count_nothing():
     assert await scene.draft() == ()
     assert scene.blocks == {}
     assert scene.stats.fallbacks == {"prefill": 1}
+
+
+async def test_a_source_that_is_switched_off_is_neither_asked_nor_waited_for():
+    scene = Scene(schedule=AutoLength(8))
+    scene.drafting.length.lane.source.switch.is_off = True
+    await scene.drafting.prepare_next(scene.sequence, Draft())
+    scene.sequence.commit([CommittedToken(5, Origin.ONLY)], None)
+    assert await scene.draft() == ()
+    assert scene.lease.num_asked == 0
+    assert scene.blocks == {}
+    assert scene.stats.fallbacks == {"switched_off": 1}
+    assert scene.stats.draft_lengths == {0: 1}
+    assert scene.stats.length_reasons == {"switched_off": 1}
+
+
+async def test_where_the_drafter_is_off_lookup_drafts():
+    scene = Scene(schedule=AutoLength(8))
+    scene.drafting.length.lane.source.switch.is_off = True
+    scene.drafting.index = NgramIndex()
+    for token_id in (7, 8, 9, 7, 8):
+        scene.sequence.commit([CommittedToken(token_id, Origin.ONLY)], None)
+    assert (await scene.draft())[:2] == (9, 7)
+    assert scene.stats.length_reasons == {"switched_off": 1}, "the drafter's choice is told"
+    assert scene.stats.fallbacks == {}
+
+
+async def test_a_length_is_chosen_when_its_draft_is_asked_for_and_kept_for_its_cycle():
+    scene = Scene(schedule=AutoLength(8))
+    await scene.drafting.prepare_next(scene.sequence, Draft())
+    chosen = scene.drafting.length.choose(scene.sequence.cycle + 1)
+    scene.drafting.length.lane.source.switch.is_off = True
+    scene.sequence.commit([CommittedToken(5, Origin.ONLY)], None)
+    scene.board.post(block(*range(20, 20 + chosen.num_tokens), base=5))
+    assert len(await scene.draft()) == chosen.num_tokens == 4

@@ -94,11 +94,20 @@ def test_a_draft_that_was_hidden_costs_nothing_at_any_length():
     assert cost.waits_ms(8) == [0] * 9
 
 
-def test_a_longer_draft_than_any_before_is_waited_for_by_what_it_takes_more():
+@pytest.mark.parametrize("longest", range(12))
+def test_there_is_a_wait_for_every_length(longest):
+    for lengths in ((), (1,), (4,), (2, 8), (20,)):
+        cost = DraftCost()
+        for length in lengths:
+            cost.wait.observe(length, 5.0)
+        assert len(cost.waits_ms(longest)) == longest + 1
+
+
+def test_a_draft_of_another_length_than_any_before_is_waited_for_by_what_it_takes_more_or_less():
     cost = DraftCost()
     cost.wait.observe(4, 7.0)
     cost.compute.observe(4, 20.0)
-    assert cost.waits_ms(8) == [0, 7, 7, 7, 7, 12, 17, 22, 27]
+    assert cost.waits_ms(8) == [0, 0, 0, 2, 7, 12, 17, 22, 27]
 
 
 def test_lanes_share_what_is_about_the_same_thing():
