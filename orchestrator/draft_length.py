@@ -101,6 +101,17 @@ class DraftLength:
         """Choose for another drafter from the next choice on."""
         self.lane, self.limit, self._was_asked = lane, max(limit, 1), False
 
+    def max_wait_s(self, choice: Choice) -> float | None:
+        """Return how long a draft may be waited for and still pay if all of it is accepted.
+
+        None where nothing is known, or where it was asked for in any case.
+        """
+        if choice.reason in (Reason.FIXED, Reason.WARM_UP):
+            return None
+        times_ms = self.lane.verify.times_ms(choice.num_tokens)
+        most_ms = (1 + choice.num_tokens) * times_ms[0] / MIN_GAIN - times_ms[-1]
+        return max(most_ms, 0.0) / 1e3
+
     def note_draft(self, choice: Choice, *, arrived: bool, wait_ms: float) -> None:
         """Learn whether the draft that was asked for came, and what it was waited for."""
         self.lane.source.num_wanted += 1

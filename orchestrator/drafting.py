@@ -203,14 +203,15 @@ class Drafting:
             self.length.note_no_draft()
             return None
         waited_ms = self.stats.draft_ms
-        draft = await self._block(sequence, fitting, num_tokens)
+        most_s = self.length.max_wait_s(choice)
+        draft = await self._block(sequence, fitting, num_tokens, most_s)
         if num_tokens == choice.num_tokens and self.lease is not None:
             wait_ms = self.stats.draft_ms - waited_ms
             self.length.note_draft(choice, arrived=bool(draft), wait_ms=wait_ms)
         return draft
 
     async def _block(
-        self, sequence: Sequence, fitting: Draft | None, num_tokens: int
+        self, sequence: Sequence, fitting: Draft | None, num_tokens: int, most_s: float | None
     ) -> Draft | None:
         """Return the block that fits, now or within the budget, and count what came of it."""
         if fitting is not None:
@@ -222,7 +223,7 @@ class Drafting:
         if lease is None:
             return None
         was_ahead = lease.answers(sequence)
-        draft = await self._wait(lease, sequence, num_tokens)
+        draft = await self._wait(lease, sequence, num_tokens, most_s)
         if draft is None and lease.answers(sequence):
             self.stats.note_blocks(BlockResult.LATE)
         else:
@@ -230,9 +231,16 @@ class Drafting:
             self.stats.note_blocks(BlockResult.HIT if is_hit else BlockResult.MISS)
         return draft
 
-    async def _wait(self, lease: DraftLease, sequence: Sequence, num_tokens: int) -> Draft | None:
-        """Wait for the drafter within the budget, asking it again if what it works on cannot
-        fit."""
+    async def _wait(
+        self, lease: DraftLease, sequence: Sequence, num_tokens: int, most_s: float | None
+    ) -> Draft | None:
+        """Wait for the drafter within the budget, asking it again if what it works on cannot fit.
+
+        ``most_s`` is where waiting stops to pay; a drafter that takes longer is not to blame for
+        that, only one that takes the whole budget is late.
+        """
+        now_s = asyncio.get_running_loop().time()
+        pays_until = None if most_s is None else now_s + most_s
         began = self.clock()
         if self.plan.draft_wait_s <= 0 or not lease.patience.allows(began):
             return None
@@ -246,7 +254,9 @@ class Drafting:
                             break
                         await lease.advance(sequence, None, num_tokens)
                         asked = True
-                    await self.board.wait()
+                    # Only the wait is cut short: a write that is broken off ends the stream.
+                    async with asyncio.timeout_at(pays_until):
+                        await self.board.wait()
                     draft = self.board.take(sequence.token_ids, sequence.cycle)
                     if draft is not None:
                         break
@@ -255,7 +265,8 @@ class Drafting:
         now = self.clock()
         self.stats.draft_ms += (now - began) * 1e3
         if draft is None and lease.answers(sequence):
-            lease.patience.note_late(now)
+            if most_s is None or most_s >= self.plan.draft_wait_s:
+                lease.patience.note_late(now)
         else:
             lease.patience.note_in_time()
         return draft

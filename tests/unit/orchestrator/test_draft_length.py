@@ -141,6 +141,16 @@ def test_a_request_that_names_a_length_gets_exactly_that_and_is_learned_from():
     assert lane.source.num_choices == 0
 
 
+def test_a_wait_ends_where_a_draft_would_not_pay_even_if_all_of_it_were_accepted():
+    lane = known_lane([0.5], pass_ms=lambda rows: 10.0 + rows)  # and 1 ms beside
+    length = DraftLength(plan_of(), "r", lane)
+    assert length.max_wait_s(Choice(1, 4, Reason.KEPT)) == pytest.approx((5 * 12 / 1.03 - 16) / 1e3)
+    assert length.max_wait_s(Choice(1, 4, Reason.FIXED)) is None
+    assert length.max_wait_s(Choice(1, 4, Reason.WARM_UP)) is None
+    dear = known_lane([0.5], pass_ms=lambda rows: 40.0 * rows)
+    assert DraftLength(plan_of(), "r", dear).max_wait_s(Choice(1, 4, Reason.PROBE)) == 0
+
+
 def test_pressure_shortens_and_then_stops():
     level = [Pressure.NONE]
     lane = known_lane([0.9] * 16, pass_ms=COSTS["memory-bound"])

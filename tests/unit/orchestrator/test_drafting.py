@@ -195,3 +195,16 @@ async def test_a_length_is_chosen_when_its_draft_is_asked_for_and_kept_for_its_c
     scene.sequence.commit([CommittedToken(5, Origin.ONLY)], None)
     scene.board.post(block(*range(20, 20 + chosen.num_tokens), base=5))
     assert len(await scene.draft()) == chosen.num_tokens == 4
+
+
+async def test_a_wait_that_no_longer_pays_is_cut_short_and_not_held_against_the_drafter():
+    scene = Scene(wait_s=30.0, schedule=AutoLength(8))
+    length = scene.drafting.length
+    length.num_tries_left = 1  # a cycle that is neither warm-up nor told
+    length.lane.verify.by_rows.observe(1, 1.0)  # ms
+    await scene.drafting.prepare_next(scene.sequence, Draft())
+    scene.sequence.commit([CommittedToken(5, Origin.ONLY)], None)
+    assert await scene.draft() == ()  # after 4 ms, not 30 s
+    assert scene.blocks == {"late": 1}
+    assert scene.lease.patience.num_late == 0
+    assert length.lane.draft.arrival.value < 1
