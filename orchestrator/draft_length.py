@@ -221,6 +221,8 @@ class DraftLength:
         """Return another length for this cycle now and then: none, or one that is longer."""
         young = self.lane.source.num_wanted < NUM_YOUNG
         share = EXPLORE_YOUNG if young else EXPLORE
+        if not choice.num_tokens:
+            share /= NUM_TRIED  # one draw tries as many cycles
         drawn = uniform(self.request_id, choice.cycle)
         if drawn >= share:
             return None

@@ -24,7 +24,8 @@ from verifier_svc.settings import VerifierSettings
 
 pytestmark = pytest.mark.integration
 
-NUM_TOKENS = 150
+# Two such requests are over before a source that the first one switched off is tried again.
+NUM_TOKENS = 120
 PROMPT = [7, 77, 177]
 LONG = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=NUM_TOKENS, ignore_eos=True, seed=3)
@@ -74,13 +75,13 @@ async def test_a_useless_drafter_is_switched_off_and_that_can_be_seen(
     with_drafts = sum(count for length, count in lengths(output).items() if length)
     assert with_drafts <= MOST_WITH_DRAFTS
     assert output.complete.receipt.num_spec_steps <= with_drafts
-    assert reasons(output)["switched_off"] == fallbacks(output)["switched_off"] >= 50
+    assert reasons(output)["switched_off"] == fallbacks(output)["switched_off"] >= 20
     assert output.complete.receipt.draft_lengths.predicted_gain < 1.03
     samples = await read_of(stage)
     assert samples["draft_source_on", ("wrong",)] == 0
     assert samples["draft_length", ("wrong",)] == 0
     assert samples["draft_length_gain", ("wrong",)] < 1.03
-    assert samples["draft_length_choices_total", ("switched_off",)] >= 50
+    assert samples["draft_length_choices_total", ("switched_off",)] >= 20
 
 
 async def read_of(stage: Stage) -> Samples:
@@ -177,7 +178,7 @@ async def test_in_ratio_blocks_of_chosen_lengths_are_used_whole(rule: Acceptance
         lookup_on_miss=False,
     ) as services:
         chosen: set[int] = set()
-        for seed in range(8):
+        for seed in range(4):
             sampling = SamplingParams(temperature=1.0, max_tokens=60, seed=seed)
             request = generate_request([1, 2], sampling, sources=["model"], acceptance_rule=rule)
             output = await services.client.generate(request, timeout_s=ANSWER_S)

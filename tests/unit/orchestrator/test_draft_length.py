@@ -291,7 +291,7 @@ def test_a_sequence_for_which_nothing_pays_is_tried_while_others_gain():
     lane = known_lane([0.1], pass_ms=COSTS["in between"])
     length = DraftLength(plan_of(), "r", lane)
     reasons = []
-    for cycle in range(1, 700):
+    for cycle in range(1, 2000):
         reasons.append(length.choose(cycle).reason)
         lane.source.switch.note(2.0)  # another request's cycle
     assert set(reasons) == {Reason.NO_GAIN, Reason.EXPLORED}
