@@ -46,7 +46,6 @@ from verifier_svc.verification import Verification
 VOCAB_SIZE = 256
 MAX_CONTEXT = 1 << 16
 NUM_LISTED = 32  # entries of each draft distribution, as the model source sends them
-SPIN_S = 0.0012  # the last stretch is waited for busily: sleeping is only good to a millisecond
 IDLE = EngineStats(0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0.0, 0)
 
 
@@ -59,6 +58,20 @@ class SleepingSettings(ServiceSettings):
     compute_ms: float = Field(
         default=20.0, ge=0, description="Milliseconds of a pass (verifier) or a block (drafter)."
     )
+    row_ms: float = Field(
+        default=0.0, ge=0, description="Milliseconds more per row of a pass, or token of a block."
+    )
+    is_wrong: bool = Field(default=False, description="A drafter's tokens are all wrong.")
+    spin_ms: float = Field(
+        default=1.2,
+        ge=0,
+        description="The last stretch, waited for busily: sleeping is only good to a millisecond.",
+    )
+
+    @property
+    def sleep(self) -> "Sleep":
+        """How long the worker's compute takes."""
+        return Sleep(self.compute_ms / 1e3, self.row_ms / 1e3, self.spin_ms / 1e3)
 
 
 def token_at(position: int) -> int:
@@ -66,13 +79,26 @@ def token_at(position: int) -> int:
     return position % VOCAB_SIZE
 
 
-async def sleep_exactly(duration_s: float) -> None:
-    """Take this long, to some ten microseconds."""
-    end = time.perf_counter() + duration_s
-    if duration_s > SPIN_S:
-        await asyncio.sleep(duration_s - SPIN_S)
-    while time.perf_counter() < end:
-        pass
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """A duration by rows; with a last stretch that is busy it is kept to some ten microseconds."""
+
+    base_s: float
+    row_s: float
+    spin_s: float
+
+    def duration_s(self, num_rows: int) -> float:
+        """Return what so many rows take."""
+        return self.base_s + num_rows * self.row_s
+
+    async def __call__(self, num_rows: int) -> None:
+        """Take this long."""
+        duration_s = self.duration_s(num_rows)
+        end = time.perf_counter() + duration_s
+        if duration_s > self.spin_s:
+            await asyncio.sleep(duration_s - self.spin_s)
+        while self.spin_s and time.perf_counter() < end:
+            pass
 
 
 @dataclass(slots=True)
@@ -84,9 +110,9 @@ class SleepingCache:
 
 @dataclass(slots=True)
 class SleepingEngine:
-    """Takes the place of the verifier's engine."""
+    """Takes the place of the verifier's engine; every step has a pass of its own."""
 
-    compute_s: float
+    sleep: Sleep
 
     def open(self, *, salt: str) -> SleepingCache:
         """Return an empty cache."""
@@ -106,15 +132,15 @@ class SleepingEngine:
 
     async def run(self, job: Verification) -> None:
         """Sleep, then decide as the target would."""
-        await sleep_exactly(self.compute_s)
         target = [token_at(job.base + row) for row in range(len(job.draft_token_ids) + 1)]
+        await self.sleep(len(target))
         accepted = num_accepted(job.draft_token_ids, target)
         job.decision = Decision(tuple(range(accepted)), target[accepted], 1.0)
         job.cache.committed_length = job.base + accepted
         job.finished = SimpleNamespace(  # type: ignore[assignment]
             cached_tokens=0,
             queue_ms=0.0,
-            compute_ms=self.compute_s * 1e3,
+            compute_ms=self.sleep.duration_s(len(target)) * 1e3,
             rows_in_pass=len(target),
             passes=1,
         )
@@ -123,20 +149,27 @@ class SleepingEngine:
 
 @dataclass(slots=True)
 class SleepingLease:
-    """A draft lease that always guesses right."""
+    """A draft lease that always guesses right, or always wrong."""
 
-    compute_s: float
+    sleep: Sleep
+    is_wrong: bool = False
     cache_length: int = 0
 
     async def draft(self, wanted: Wanted) -> Block:
         """Sleep, then propose what the target will say."""
-        await sleep_exactly(self.compute_s)
+        await self.sleep(wanted.num_draft_tokens)
         self.cache_length = wanted.base
         pending = wanted.pending
-        path = () if pending is None else (*pending, token_at(wanted.base + len(pending)))
-        start = wanted.base + len(path)
+        path: tuple[int, ...] = ()
+        if pending is not None:
+            # What is wrong is known to be: the outcome is foreseen either way.
+            kept = () if self.is_wrong else pending
+            path = (*kept, token_at(wanted.base + len(kept)))
+        start = wanted.base + len(path) + self.is_wrong
         ids = tuple(token_at(start + i) for i in range(wanted.num_draft_tokens))
-        return Block(path=path, draft=Draft(ids, "model", tuple(map(_distribution, ids))))
+        draft = Draft(ids, "model", tuple(map(_distribution, ids)))
+        compute_ms = self.sleep.duration_s(len(ids)) * 1e3
+        return Block(path=path, draft=draft, compute_ms=compute_ms)
 
     def close(self) -> None:
         """Nothing to free."""
@@ -146,7 +179,8 @@ class SleepingLease:
 class SleepingSource:
     """Takes the place of the drafter's model source."""
 
-    compute_s: float
+    sleep: Sleep
+    is_wrong: bool = False
     name: str = "model"
     num_continuations: int = 0
     feature_layers: tuple[int, ...] = ()
@@ -155,7 +189,7 @@ class SleepingSource:
 
     def open(self, opening: Opening) -> SleepingLease:
         """Begin."""
-        return SleepingLease(self.compute_s)
+        return SleepingLease(self.sleep, self.is_wrong)
 
 
 def _distribution(token_id: int) -> tuple[bytes, bytes]:
@@ -195,8 +229,7 @@ async def open_sleeping(settings: SleepingSettings) -> AsyncIterator[Register]:
     """Build the worker that the settings name."""
     files = tokenizer_files()
     identity = sleeping_identity(files)
-    compute_s = settings.compute_ms / 1e3
-    engine = SleepingEngine(compute_s)
+    engine = SleepingEngine(settings.sleep)
     is_verifier = settings.role == "verifier"
     verifier = VerifierServicer(
         engine=engine,  # type: ignore[arg-type]
@@ -204,7 +237,7 @@ async def open_sleeping(settings: SleepingSettings) -> AsyncIterator[Register]:
         max_draft_tokens=64,
         max_sequences=4096,
     )
-    source = SleepingSource(compute_s)
+    source = SleepingSource(settings.sleep, settings.is_wrong)
     drafter = DrafterServicer(
         sources={source.name: source}, identity=identity, max_draft_tokens=64, max_sequences=4096
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from orchestrator.board import DraftBlock, DraftBoard
+from orchestrator.estimates import DraftCost
 from orchestrator.kept_features import KeptFeatures, StepFeatures
 from orchestrator.kv_ledger import KVLedger
 from orchestrator.patience import Patience
@@ -60,6 +61,8 @@ class GrpcDraftLease:
     features: KeptFeatures = field(default_factory=KeptFeatures)
     lost_reason: str = ""
     reader: "asyncio.Task[None] | None" = None
+    cost: DraftCost = field(default_factory=DraftCost)
+    """Learns what the drafter says that its blocks took."""
 
     @classmethod
     def open(
@@ -69,6 +72,7 @@ class GrpcDraftLease:
         request: Request,
         board: DraftBoard,
         timeout_s: float | None,
+        cost: DraftCost,
     ) -> "GrpcDraftLease":
         """Start the stream; ``timeout_s`` is what the client's deadline leaves."""
         identity = request.target.identity
@@ -92,6 +96,7 @@ class GrpcDraftLease:
             worker,
             binds_cycles=request.mode is Mode.RATIO,
             feature_layers=worker.feature_layers(request.plan.sources),
+            cost=cost,
         )
 
     @property
@@ -221,6 +226,8 @@ class GrpcDraftLease:
             self.ledger.expect(stated)
         path = tuple(block.path_token_ids)
         draft = Draft.from_proto(block.draft)
+        if draft:
+            self.cost.compute.observe(len(draft), block.compute_ms)
         for_cycle = block.for_cycle if self.binds_cycles else None
         self.board.post(DraftBlock(block.base_length, path, draft, for_cycle))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.board import DraftBoard
+from orchestrator.draft_length import Choice, DraftLength, Reason
 from orchestrator.kept_features import StepFeatures
 from orchestrator.patience import Patience
 from orchestrator.policy import SpeculationPlan
@@ -90,7 +91,8 @@ class DraftLease(Protocol):
 class Drafting:
     """Finds the draft of every cycle and keeps the drafter ahead; never fails, falls back instead.
 
-    ``open_lease`` returns None where no drafter fits the target and the plan's sources.
+    ``open_lease`` returns None where no drafter fits the target and the plan's sources. ``length``
+    chooses for the drafter, ``lookup_length`` for the orchestrator's own lookup.
     """
 
     plan: SpeculationPlan
@@ -98,6 +100,8 @@ class Drafting:
     stats: Stats
     open_lease: Callable[[], DraftLease | None]
     clock: Callable[[], float]
+    length: DraftLength
+    lookup_length: DraftLength
     index: NgramIndex | None = None
     lease: DraftLease | None = None
     retake_at: float = 0.0
@@ -108,7 +112,6 @@ class Drafting:
 
         Empty if none is ready within the budget.
         """
-        num_tokens = min(self.plan.num_draft_tokens(sequence.cycle), sequence.num_remaining - 1)
         if self.lease is not None and not self.lease.is_trusted:
             self.board.clear()
             self._part("drafter_suspect")
@@ -117,27 +120,43 @@ class Drafting:
             return NO_DRAFT
         if sequence.cycle == 0:
             self._current_lease()  # the step that reads the prompt asks for what the drafter wants
-        if num_tokens <= 0:
-            if fitting is not None:
-                self.board.discard(fitting)
-            return self._none("near_the_end" if sequence.num_remaining <= 1 else "length_zero")
+        if sequence.num_remaining <= 1:
+            return self._none("near_the_end", fitting)
         if sequence.cycle == 0:
-            return self._none("prefill")  # the drafter reads the prompt meanwhile
-        draft = await self._from_drafter(sequence, fitting, num_tokens)
-        if not draft and self.index is not None:
-            draft = self._look_up(sequence, num_tokens)
-        if not draft:
-            return self._none(self._why_none(sequence))
+            return self._none("prefill", fitting)  # the drafter reads the prompt meanwhile
+        draft, choice = NO_DRAFT, None
+        if fitting is not None or self._current_lease() is not None:
+            choice = self.length.choose(sequence.cycle)
+            draft = await self._from_drafter(sequence, fitting, choice) or NO_DRAFT
+        used = choice
+        if not draft and self.index is not None and (choice is None or choice.allows_lookup):
+            used = self.lookup_length.choose(sequence.cycle)
+            draft = self._look_up(sequence, used)
+        choice = choice or used
+        if choice is not None:
+            self.stats.note_length(choice)
+        if not draft or used is None:
+            return self._none(self._why_none(sequence, choice))
+        return self._shaped(draft, _most(used, sequence))
+
+    def _shaped(self, draft: Draft, most: int) -> Draft:
+        """Return a draft as it is verified: a chain where it is traced, ``most`` tokens long."""
         if self.plan.num_traced_ids:
             draft = draft.first_path()  # a trace follows one chain
-        if self.plan.uses_drafts_whole and len(draft) > num_tokens:
-            self.board.discard(draft)
-            return self._none("draft_too_long")
-        self.board.num_discarded_tokens += len(draft) - len(draft.head(num_tokens))
-        return draft.head(num_tokens)
+        if self.plan.uses_drafts_whole and len(draft) > most:
+            return self._none("draft_too_long", draft)
+        shaped = draft.head(most)
+        if draft.source != sources.LOOKUP:
+            shaped = self.length.trim(shaped)
+        self.board.num_discarded_tokens += len(draft) - len(shaped)
+        return shaped or self._none("trimmed")
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
         """Let the drafter answer for its drafts, and learn; lookup answers to nobody."""
+        self.length.lane.verify.observe(draft, verdict)
+        if draft:
+            is_lookup = draft.source == sources.LOOKUP
+            (self.lookup_length if is_lookup else self.length).observe(draft, verdict)
         if self.lease is not None and verdict.continuations is not None:
             self.lease.teach(verdict.continuations)
         if self.lease is not None and verdict.features.chunks:
@@ -158,11 +177,13 @@ class Drafting:
 
     async def prepare_next(self, sequence: Sequence, pending: Draft) -> None:
         """Let the drafter work on what follows while ``pending`` is being verified."""
-        wanted = self.plan.num_draft_tokens(sequence.cycle + 1)
         chain = pending.first_path()  # of a tree the drafter goes on behind its likeliest path
-        num_tokens = min(wanted, sequence.num_remaining - len(chain) - 2)
         lease = self._current_lease()
-        if num_tokens > 0 and lease is not None:
+        if lease is None:
+            return
+        choice = self.length.choose(sequence.cycle + 1)
+        num_tokens = min(choice.num_tokens, sequence.num_remaining - len(chain) - 2)
+        if num_tokens > 0:
             await lease.advance(sequence, chain, num_tokens)
 
     def close(self) -> None:
@@ -171,7 +192,26 @@ class Drafting:
         self._drop_lease()
 
     async def _from_drafter(
-        self, sequence: Sequence, fitting: Draft | None, num_tokens: int
+        self, sequence: Sequence, fitting: Draft | None, choice: Choice
+    ) -> Draft | None:
+        """Return the drafter's draft of this cycle if one is wanted and comes, and learn what it
+        took."""
+        num_tokens = _most(choice, sequence)
+        if num_tokens <= 0:
+            if fitting is not None:
+                self.board.discard(fitting)
+            self.length.note_no_draft()
+            return None
+        waited_ms = self.stats.draft_ms
+        most_s = self.length.max_wait_s(choice)
+        draft = await self._block(sequence, fitting, num_tokens, most_s)
+        if num_tokens == choice.num_tokens and self.lease is not None:
+            wait_ms = self.stats.draft_ms - waited_ms
+            self.length.note_draft(choice, arrived=bool(draft), wait_ms=wait_ms)
+        return draft
+
+    async def _block(
+        self, sequence: Sequence, fitting: Draft | None, num_tokens: int, most_s: float | None
     ) -> Draft | None:
         """Return the block that fits, now or within the budget, and count what came of it."""
         if fitting is not None:
@@ -183,7 +223,7 @@ class Drafting:
         if lease is None:
             return None
         was_ahead = lease.answers(sequence)
-        draft = await self._wait(lease, sequence, num_tokens)
+        draft = await self._wait(lease, sequence, num_tokens, most_s)
         if draft is None and lease.answers(sequence):
             self.stats.note_blocks(BlockResult.LATE)
         else:
@@ -191,9 +231,16 @@ class Drafting:
             self.stats.note_blocks(BlockResult.HIT if is_hit else BlockResult.MISS)
         return draft
 
-    async def _wait(self, lease: DraftLease, sequence: Sequence, num_tokens: int) -> Draft | None:
-        """Wait for the drafter within the budget, asking it again if what it works on cannot
-        fit."""
+    async def _wait(
+        self, lease: DraftLease, sequence: Sequence, num_tokens: int, most_s: float | None
+    ) -> Draft | None:
+        """Wait for the drafter within the budget, asking it again if what it works on cannot fit.
+
+        ``most_s`` is where waiting stops to pay; a drafter that takes longer is not to blame for
+        that, only one that takes the whole budget is late.
+        """
+        now_s = asyncio.get_running_loop().time()
+        pays_until = None if most_s is None else now_s + most_s
         began = self.clock()
         if self.plan.draft_wait_s <= 0 or not lease.patience.allows(began):
             return None
@@ -207,7 +254,9 @@ class Drafting:
                             break
                         await lease.advance(sequence, None, num_tokens)
                         asked = True
-                    await self.board.wait()
+                    # Only the wait is cut short: a write that is broken off ends the stream.
+                    async with asyncio.timeout_at(pays_until):
+                        await self.board.wait()
                     draft = self.board.take(sequence.token_ids, sequence.cycle)
                     if draft is not None:
                         break
@@ -216,7 +265,8 @@ class Drafting:
         now = self.clock()
         self.stats.draft_ms += (now - began) * 1e3
         if draft is None and lease.answers(sequence):
-            lease.patience.note_late(now)
+            if most_s is None or most_s >= self.plan.draft_wait_s:
+                lease.patience.note_late(now)
         else:
             lease.patience.note_in_time()
         return draft
@@ -246,16 +296,30 @@ class Drafting:
             self.lease.close()
             self.lease = None
 
-    def _look_up(self, sequence: Sequence, num_tokens: int) -> Draft:
+    def _look_up(self, sequence: Sequence, choice: Choice) -> Draft:
         assert self.index is not None
+        num_tokens = _most(choice, sequence)
+        if num_tokens <= 0:
+            return NO_DRAFT
         self.index.extend(sequence.token_ids[len(self.index) :])
-        return Draft(tuple(self.index.propose(num_tokens)), sources.LOOKUP)
+        draft = Draft(tuple(self.index.propose(num_tokens)), sources.LOOKUP)
+        self.lookup_length.note_draft(choice, arrived=bool(draft), wait_ms=0.0)
+        return draft
 
-    def _why_none(self, sequence: Sequence) -> str:
+    def _why_none(self, sequence: Sequence, choice: Choice | None) -> str:
+        if choice is not None and not choice.num_tokens:
+            return "length_zero" if choice.reason is Reason.FIXED else choice.reason.value
         if self.lease is None:
             return "no_drafter"
         return "late_draft" if self.lease.answers(sequence) else "nothing_proposed"
 
-    def _none(self, reason: str) -> Draft:
+    def _none(self, reason: str, unused: Draft | None = None) -> Draft:
+        if unused is not None:
+            self.board.discard(unused)
         self.stats.note_fallback(reason)
         return NO_DRAFT
+
+
+def _most(choice: Choice, sequence: Sequence) -> int:
+    """Return the tokens that a draft may have: behind them at least one more is committed."""
+    return min(choice.num_tokens, sequence.num_remaining - 1)

@@ -12,7 +12,10 @@ from orchestrator.admission import Admission
 from orchestrator.board import DraftBoard
 from orchestrator.decode import Cycle, decode
 from orchestrator.draft_lease import GrpcDraftLease
+from orchestrator.draft_length import DraftLength
 from orchestrator.drafting import Drafting
+from orchestrator.estimates import Lane
+from orchestrator.pressure import Pressure, pressure
 from orchestrator.receipt import BlockResult, Stats
 from orchestrator.request import Request
 from orchestrator.sequence import Event, Sequence, State
@@ -20,6 +23,7 @@ from orchestrator.transcript import Transcript
 from orchestrator.verification import LeasedVerification
 from orchestrator.worker import Worker
 from orchestrator.workers import WorkerPool
+from outrider import sources
 from outrider.lookup.ngram import NgramIndex
 from outrider.text import StopMatcher
 
@@ -51,6 +55,7 @@ class Generation:
     """The only drafter to be used; None leaves the choice to the pool."""
     _board: DraftBoard = field(default_factory=DraftBoard)
     _holds_drafter: bool = False
+    _length: DraftLength = field(init=False)
 
     def __post_init__(self) -> None:
         self.began = self.clock()
@@ -81,7 +86,7 @@ class Generation:
                 verification = LeasedVerification(
                     self.request, self.pool, self.stats, self.timeout_s
                 )
-                drafting = self._drafting()
+                drafting = self._drafting(admission)
                 try:
                     steps = decode(
                         self.sequence, verification, drafting, self._transcript(), self.stats
@@ -115,14 +120,28 @@ class Generation:
         self.stats.note_blocks(BlockResult.STALE, self._board.num_stale_blocks)
         self._log_finished()
 
-    def _drafting(self) -> Drafting:
-        plan = self.request.plan
+    def _drafting(self, admission: Admission) -> Drafting:
+        request, estimates = self.request, self.pool.estimates
+        plan, target = request.plan, request.target.key
+        verify = estimates.verify(target)
+
+        def present_pressure() -> Pressure:
+            waiting = admission.num_waiting / admission.max_running
+            return pressure(verify.queue_share.value, verify.pool_usage, waiting)
+
+        def length(lane: Lane) -> DraftLength:
+            limit = max(self.pool.max_draft_tokens(request.target), 1)
+            return DraftLength(plan, request.request_id, lane, limit, present_pressure)
+
+        self._length = length(Lane(verify))
         return Drafting(
             plan=plan,
             board=self._board,
             stats=self.stats,
             open_lease=self._open_draft_lease,
             clock=self.clock,
+            length=self._length,
+            lookup_length=length(estimates.lane(target, "", sources.LOOKUP)),
             index=NgramIndex() if plan.lookup else None,
         )
 
@@ -150,7 +169,13 @@ class Generation:
             return None
         self.drafter, self._holds_drafter = worker, True
         worker.num_leases += 1
-        return GrpcDraftLease.open(worker, self.sequence, request, self._board, self.timeout_s())
+        source = worker.source_of(request.plan.sources)
+        lane = self.pool.estimates.lane(request.target.key, worker.address, source)
+        limit = self.pool.max_draft_tokens(request.target, worker)
+        self._length.bind(lane, limit)
+        return GrpcDraftLease.open(
+            worker, self.sequence, request, self._board, self.timeout_s(), lane.draft
+        )
 
     def _release_drafter(self) -> None:
         if self._holds_drafter and self.drafter is not None:

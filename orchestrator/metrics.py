@@ -66,6 +66,11 @@ class OrchestratorMetrics:
         self._fallbacks = counter(
             "fallbacks", "Cycles without a usable draft, drafters lost.", "model", "reason"
         )
+        self._lengths_chosen = counter(
+            "draft_length_choices",
+            "Cycles by why they asked for as many draft tokens as they did.",
+            *("model", "reason"),
+        )
         self._failovers = counter("failovers", "Verifiers lost in mid-sequence.", "model")
         self._heals = counter(
             "ledger_heals", "Times that a worker's KV was not what was expected.", "model"
@@ -118,6 +123,8 @@ class OrchestratorMetrics:
             counter.labels(model).inc(count)
         for reason, count in stats.fallbacks.items():
             self._fallbacks.labels(model, reason).inc(count)
+        for reason, count in stats.length_reasons.items():
+            self._lengths_chosen.labels(model, reason).inc(count)
         for result, count in stats.blocks.items():
             self._blocks.labels(result.value).inc(count)
         for accepted, count in stats.acceptance_histogram.items():
@@ -174,6 +181,25 @@ class PresentState(Collector):
         for address in sorted({worker.address for worker in workers} | refusals.keys()):
             refused.add_metric((address,), refusals.get(address, 0))
         yield refused
+        yield from self._draft_lengths()
+
+    def _draft_lengths(self) -> Iterator[Metric]:
+        """Yield what was last chosen, by model and source."""
+
+        def gauge(name: str, about: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"{NAMESPACE}_{name}", about, labels=("model", "source"))
+
+        length = gauge("draft_length", "Draft tokens that the latest cycle asked for.")
+        gain = gauge("draft_length_gain", "Its predicted rate over that of target-only.")
+        is_on = gauge("draft_source_on", "1 while drafts of a source are used, 0 switched off.")
+        names = {target.key: name for name, target in list(self.pool.targets.items())}
+        for (key, source), known in list(self.pool.estimates.sources.items()):
+            if key in names and known.num_choices:
+                labels = (names[key], source)
+                length.add_metric(labels, known.last_length)
+                gain.add_metric(labels, known.last_gain)
+                is_on.add_metric(labels, 0.0 if known.switch.is_off else 1.0)
+        yield from (length, gain, is_on)
 
 
 def _gauge(name: str, about: str, value: float) -> GaugeMetricFamily:

@@ -1,7 +1,7 @@
 """What a request's speculation looks like, and why."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from outrider import sources
 from outrider.errors import InvalidField
@@ -28,6 +28,13 @@ class LengthSchedule(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class AutoLength:
+    """As many draft tokens as promise the most, chosen cycle by cycle up to a limit."""
+
+    max_draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationPlan:
     """How the decode loop speculates on one sequence.
 
@@ -37,7 +44,7 @@ class SpeculationPlan:
     """
 
     sources: tuple[str, ...]
-    num_draft_tokens: LengthSchedule
+    num_draft_tokens: LengthSchedule | AutoLength
     draft_wait_s: float
     lookup: bool
     decision: str
@@ -71,7 +78,7 @@ class Policy:
     """The operator's rules for all requests."""
 
     sources: tuple[str, ...] = ()
-    num_draft_tokens: int = 4
+    num_draft_tokens: int | Literal["auto"] = "auto"
     max_draft_tokens: int = 32
     draft_wait_s: float = 0.1
     lookup_on_miss: bool = True
@@ -107,9 +114,14 @@ class Policy:
                 "speculation.num_draft_tokens", f"{wanted} is outside [1, {self.max_draft_tokens}]"
             )
         wanted_sources = options.sources or self.sources
-        num = self.num_draft_tokens if wanted is None else wanted
-        if num == 0:
+        length = self._length(wanted)
+        if length == ConstantLength(0):
             return SpeculationPlan((), ConstantLength(0), 0.0, False, "policy_target_only")
         # A client that names its sources gets those and nothing else.
         lookup = self.lookup_on_miss if not options.sources else sources.NGRAM in options.sources
-        return SpeculationPlan(wanted_sources, ConstantLength(num), self.draft_wait_s, lookup, ON)
+        return SpeculationPlan(wanted_sources, length, self.draft_wait_s, lookup, ON)
+
+    def _length(self, wanted: int | None) -> ConstantLength | AutoLength:
+        """Return what the client asked for, exactly, or else what the policy says."""
+        length = self.num_draft_tokens if wanted is None else wanted
+        return AutoLength(self.max_draft_tokens) if length == "auto" else ConstantLength(length)

@@ -4,6 +4,7 @@ import enum
 from collections import Counter
 from dataclasses import dataclass, field
 
+from orchestrator.draft_length import Choice
 from orchestrator.verdict import CommittedToken, Origin, Verdict
 from outrider.draft import Draft
 
@@ -46,6 +47,9 @@ class Stats:
     accepted_tokens_by_source: Counter[str] = field(default_factory=Counter)
     blocks: Counter[BlockResult] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
+    draft_lengths: Counter[int] = field(default_factory=Counter)
+    length_reasons: Counter[str] = field(default_factory=Counter)
+    predicted_gain: float = 1.0
 
     def note_fallback(self, reason: str) -> None:
         """Count a cycle without a usable draft, or the loss of a drafter."""
@@ -54,6 +58,12 @@ class Stats:
     def note_blocks(self, result: BlockResult, count: int = 1) -> None:
         """Count what came of a drafter's blocks."""
         self.blocks[result] += count
+
+    def note_length(self, choice: Choice) -> None:
+        """Count the draft length that a cycle asked for."""
+        self.draft_lengths[choice.num_tokens] += 1
+        self.length_reasons[choice.reason.value] += 1
+        self.predicted_gain = choice.gain
 
     def observe(self, draft: Draft, verdict: Verdict, delivered: list[CommittedToken]) -> None:
         """Count one cycle; ``delivered`` are its committed tokens up to the end of the sequence."""
@@ -104,10 +114,14 @@ class Stats:
 
     def histogram(self) -> list[int]:
         """Return the counts of speculative cycles by accepted tokens, dense from 0."""
-        top = max(self.acceptance_histogram, default=-1)
-        return [self.acceptance_histogram[accepted] for accepted in range(top + 1)]
+        return dense(self.acceptance_histogram)
 
     def accepted_by_position(self) -> list[int]:
         """Return how often the draft token at each position was accepted, from position 0 on."""
         histogram = self.histogram()
         return [sum(histogram[position:]) for position in range(1, len(histogram))]
+
+
+def dense(counts: Counter[int]) -> list[int]:
+    """Return counts by their number from 0 to the highest there is."""
+    return [counts[number] for number in range(max(counts, default=-1) + 1)]

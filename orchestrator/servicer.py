@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from orchestrator.decode import Cycle
 from orchestrator.generation import Generation
 from orchestrator.metrics import OrchestratorMetrics
 from orchestrator.policy import Policy, SpeculationOptions
+from orchestrator.receipt import dense
 from orchestrator.request import (
     Chat,
     Prompt,
@@ -248,10 +250,7 @@ def _receipt(generation: Generation) -> generation_pb2.Receipt:
         acceptance_histogram=stats.histogram(),
         num_target_passes=stats.num_target_passes,
         num_passes_saved=stats.num_passes_saved,
-        fallbacks=[
-            generation_pb2.ReasonCount(reason=reason, count=count)
-            for reason, count in sorted(stats.fallbacks.items())
-        ],
+        fallbacks=_reason_counts(stats.fallbacks),
         queue_ms=stats.queue_ms,
         draft_ms=stats.draft_ms,
         verify_ms=stats.verify_ms,
@@ -265,12 +264,23 @@ def _receipt(generation: Generation) -> generation_pb2.Receipt:
         num_failovers=stats.num_failovers,
         num_feature_bytes=stats.num_feature_bytes,
     )
+    if stats.draft_lengths:
+        receipt.draft_lengths.histogram.extend(dense(stats.draft_lengths))
+        receipt.draft_lengths.reasons.extend(_reason_counts(stats.length_reasons))
+        receipt.draft_lengths.predicted_gain = stats.predicted_gain
     drafter = generation.drafter
     if drafter is not None and drafter.identity is not None:
         receipt.drafter.CopyFrom(drafter.identity.to_proto())
         if request.target.identity.name in drafter.overridden_targets:
             receipt.decision = f"{decision}; a chat template difference was overridden"
     return receipt
+
+
+def _reason_counts(counts: Mapping[str, int]) -> list[generation_pb2.ReasonCount]:
+    return [
+        generation_pb2.ReasonCount(reason=reason, count=count)
+        for reason, count in sorted(counts.items())
+    ]
 
 
 def _pair_info(pair: Pair) -> generation_pb2.PairInfo:

@@ -1,5 +1,7 @@
 """Settings of the orchestrator."""
 
+from typing import Annotated, Literal
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -36,11 +38,15 @@ class OrchestratorSettings(ServiceSettings):
         default=(),
         description="Draft sources in order of preference; empty leaves it to the drafter.",
     )
-    num_draft_tokens: int = Field(
-        default=4, ge=0, le=64, description="Tokens per draft; 0 turns speculation off."
+    num_draft_tokens: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = Field(
+        default="auto",
+        description="Tokens per draft, or auto for as many as pay; 0 turns speculation off.",
     )
     max_draft_tokens: int = Field(
-        default=32, ge=1, le=64, description="Longest draft that a request may ask for."
+        default=32,
+        ge=1,
+        le=64,
+        description="Longest draft that a request may ask for, and that auto chooses.",
     )
     max_worker_failures: int = Field(
         default=MAX_FAILURES,
@@ -90,10 +96,12 @@ class OrchestratorSettings(ServiceSettings):
     @property
     def policy(self) -> Policy:
         """The speculation policy that the flags describe."""
+        length = self.num_draft_tokens
+        longest = self.max_draft_tokens
         return Policy(
             sources=self.sources,
-            num_draft_tokens=self.num_draft_tokens,
-            max_draft_tokens=max(self.max_draft_tokens, self.num_draft_tokens),
+            num_draft_tokens=length,
+            max_draft_tokens=longest if length == "auto" else max(longest, length),
             draft_wait_s=self.draft_wait_ms / 1e3,
             lookup_on_miss=self.lookup_on_miss,
             rule=self.acceptance_rule,

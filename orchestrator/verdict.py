@@ -35,6 +35,16 @@ class Verdict:
     compute_ms: float
     round_trip_ms: float
     margin: float
+    num_rows: int = 0
+    """Rows of the step itself: committed ids that the verifier's cache lacked, and the draft."""
+    rows_in_pass: int = 0
+    """Rows of all sequences in the step's last pass."""
+    num_leases: int = 0
+    """Open leases of the verifier, after the step like the two below."""
+    num_waiting: int = 0
+    """Steps that wait for their first pass there."""
+    pool_usage: float = 0.0
+    """Share of the verifier's KV blocks that leases hold."""
     trace: Any = None
     """What decided, as the verifier told it; passed on to the client as it is. None: not asked."""
 

@@ -74,8 +74,12 @@ class Worker:
 
     def feature_layers(self, sources: tuple[str, ...]) -> tuple[int, ...]:
         """Return what the source wants that this drafter will choose of ``sources``."""
+        return self.features.get(self.source_of(sources), ())
+
+    def source_of(self, sources: tuple[str, ...]) -> str:
+        """Return the source that this drafter will choose of ``sources``; empty if it has none."""
         offered = [source for source in sources or self.sources if source in self.sources]
-        return self.features.get(offered[0], ()) if offered else ()
+        return offered[0] if offered else ""
 
     def fail(self, reason: str, now: float, *, grave: bool = False) -> None:
         """The worker failed a request: after a few of these others go first for a while.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.affinity import PrefixAffinity
+from orchestrator.estimates import Estimates
 from orchestrator.worker import Role, Worker, WorkerState
 from outrider.errors import InvalidField, NotFound, Unavailable
 from outrider.identity import (
@@ -73,6 +74,7 @@ class WorkerPool:
     clock: Callable[[], float] = time.monotonic
     affinity: PrefixAffinity = field(default_factory=PrefixAffinity)
     num_refusals: Counter[str] = field(default_factory=Counter)  # by address
+    estimates: Estimates = field(default_factory=Estimates)
 
     def target(self, name: str) -> Target:
         """Return the named target, or the only one for an empty name.
@@ -123,6 +125,11 @@ class WorkerPool:
         chosen = known if known.num_leases <= least.num_leases + AFFINITY_LEASES else least
         self.affinity.note(salt, token_ids, chosen.address)
         return chosen
+
+    def max_draft_tokens(self, target: Target, *drafters: Worker) -> int:
+        """Return the longest draft that these and every verifier of the target take."""
+        workers = (*drafters, *self.verifiers(target))
+        return min((worker.max_draft_tokens for worker in workers), default=0)
 
     def choose_drafter(self, target: Target, sources: tuple[str, ...]) -> Worker | None:
         """Return the least loaded drafter that fits the target and offers one of the sources.

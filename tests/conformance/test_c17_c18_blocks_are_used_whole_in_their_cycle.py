@@ -24,6 +24,8 @@ class Seen:
     def __init__(self) -> None:
         self.blocks: list[drafter_pb2.DraftBlock] = []
         self.steps: list[verifier_pb2.Step] = []
+        self.asked: dict[int, set[int]] = {}
+        """Draft tokens asked for, by the cycle that may use them."""
         self.drafter_mode = self.verifier_mode = self.ratio_rule = None
         self.keys: set[int] = set()
 
@@ -32,6 +34,9 @@ class Seen:
         if request.WhichOneof("kind") == "open":
             self.drafter_mode = request.open.mode
             self.keys.add(request.open.noise_key)
+        elif request.WhichOneof("kind") == "advance":
+            advance = request.advance
+            self.asked.setdefault(advance.for_cycle, set()).add(advance.max_draft_tokens)
         return (message,)
 
     def from_drafter(self, message: bytes) -> Iterable[bytes]:
@@ -55,7 +60,12 @@ class Seen:
 
 
 async def run(
-    verifier: Worker, drafter: Worker, seen: Seen, *, change: Change | None = None, k: int = 3
+    verifier: Worker,
+    drafter: Worker,
+    seen: Seen,
+    *,
+    change: Change | None = None,
+    k: int | None = 3,
 ) -> pb.GenerateComplete:
     async def ask(client: Client) -> pb.GenerateComplete:
         request = generate_request(
@@ -74,6 +84,7 @@ async def run(
             )
         ],
         draft_wait_ms=10_000,
+        lookup_on_miss=k is not None,
     ) as services:
         return await ask(services.client)
 
@@ -129,3 +140,21 @@ async def test_a_block_that_is_too_long_is_left_out_whole(
     reasons = {each.reason: each.count for each in complete.receipt.fallbacks}
     assert reasons["draft_too_long"] > 5
     assert not any(len(step.draft.token_ids) > 3 for step in seen.steps)
+
+
+async def test_a_chosen_length_is_the_same_for_every_block_of_its_cycle(
+    verifier: Worker, drafter: Worker
+) -> None:
+    """18: asked for while the cycle before is verified, or again after its verdict, it is one
+    number; only where the output ends soon may the second be smaller, which the text decides."""
+    seen = Seen()
+    complete = await run(verifier, drafter, seen, k=None)
+    assert complete.completion_tokens == 40
+    assert sum(complete.receipt.draft_lengths.histogram[1:]) > 5
+    ends = [step.cycle for step in seen.steps if step.start + len(step.token_ids) > 25]
+    asked = {cycle: ks for cycle, ks in seen.asked.items() if cycle < min(ends)}
+    assert len(asked) > 2
+    assert all(len(lengths) == 1 for lengths in asked.values())
+    whole = {(block.for_cycle, tuple(block.draft.token_ids)) for block in seen.blocks}
+    for step in seen.speculative_steps:
+        assert (step.cycle, tuple(step.draft.token_ids)) in whole

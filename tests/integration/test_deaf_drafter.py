@@ -58,7 +58,8 @@ async def test_nobody_waits_long_for_a_drafter_that_says_nothing():
     ) as services:
         outputs = [
             await services.client.generate(
-                generate_request([1, 2], SAMPLING, sources=["model"]), timeout_s=20
+                generate_request([1, 2], SAMPLING, sources=["model"], num_draft_tokens=4),
+                timeout_s=20,
             )
             for _ in range(2)
         ]

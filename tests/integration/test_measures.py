@@ -36,11 +36,11 @@ Samples = dict[tuple[str, tuple[str, ...]], float]
 """Values by name without prefix, and by the values of all labels but the model, sorted by label."""
 
 
-async def read(port: int) -> Samples:
+async def read(port: int, model: str = MODEL) -> Samples:
     samples: Samples = {}
     for family in text_string_to_metric_families(await scrape(port)):
         for name, labels, value, *_ in family.samples:
-            assert labels.pop("model", MODEL) == MODEL
+            assert labels.pop("model", model) == model
             if name.startswith("outrider_") and not name.endswith("_created"):
                 values = tuple(labels[label] for label in sorted(labels))
                 samples[name.removeprefix("outrider_"), values] = value

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from orchestrator.board import DraftBlock, DraftBoard
+from orchestrator.draft_length import DraftLength
 from orchestrator.drafting import Drafting
 from orchestrator.patience import Patience
-from orchestrator.policy import ON, ConstantLength, SpeculationPlan
+from orchestrator.policy import ON, AutoLength, ConstantLength, LengthSchedule, SpeculationPlan
 from orchestrator.receipt import Stats
 from orchestrator.sequence import Event, Sequence
 from orchestrator.verdict import CommittedToken, Origin
 from outrider.draft import Draft
+from outrider.lookup.ngram import NgramIndex
 
 PROMPT = (1, 2, 3)
 WAIT_S = 0.05
@@ -59,6 +61,7 @@ class Scene:
 
     script: Callable[[Sequence], DraftBlock | None] = lambda sequence: None
     wait_s: float = WAIT_S
+    schedule: LengthSchedule | AutoLength = field(default_factory=lambda: ConstantLength(2))
     stats: Stats = field(default_factory=Stats)
     board: DraftBoard = field(default_factory=DraftBoard)
     sequence: Sequence = field(default_factory=lambda: Sequence("s", PROMPT, 40))
@@ -67,12 +70,15 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.lease = ScriptedLease(self.board, self.script)
+        plan = SpeculationPlan(("model",), self.schedule, self.wait_s, False, ON)
         self.drafting = Drafting(
-            plan=SpeculationPlan(("model",), ConstantLength(2), self.wait_s, False, ON),
+            plan=plan,
             board=self.board,
             stats=self.stats,
             open_lease=lambda: self.lease,
             clock=lambda: 100.0,
+            length=DraftLength(plan),
+            lookup_length=DraftLength(plan),
         )
         self.sequence.apply(Event.VERIFIER_FOUND)
         self.sequence.commit([CommittedToken(4, Origin.ONLY)], None)
@@ -155,3 +161,50 @@ async def test_cycles_that_want_no_draft_count_nothing():
     assert await scene.draft() == ()
     assert scene.blocks == {}
     assert scene.stats.fallbacks == {"prefill": 1}
+
+
+async def test_a_source_that_is_switched_off_is_neither_asked_nor_waited_for():
+    scene = Scene(schedule=AutoLength(8))
+    scene.drafting.length.lane.source.switch.is_off = True
+    await scene.drafting.prepare_next(scene.sequence, Draft())
+    scene.sequence.commit([CommittedToken(5, Origin.ONLY)], None)
+    assert await scene.draft() == ()
+    assert scene.lease.num_asked == 0
+    assert scene.blocks == {}
+    assert scene.stats.fallbacks == {"switched_off": 1}
+    assert scene.stats.draft_lengths == {0: 1}
+    assert scene.stats.length_reasons == {"switched_off": 1}
+
+
+async def test_where_the_drafter_is_off_lookup_drafts():
+    scene = Scene(schedule=AutoLength(8))
+    scene.drafting.length.lane.source.switch.is_off = True
+    scene.drafting.index = NgramIndex()
+    for token_id in (7, 8, 9, 7, 8):
+        scene.sequence.commit([CommittedToken(token_id, Origin.ONLY)], None)
+    assert (await scene.draft())[:2] == (9, 7)
+    assert scene.stats.length_reasons == {"switched_off": 1}, "the drafter's choice is told"
+    assert scene.stats.fallbacks == {}
+
+
+async def test_a_length_is_chosen_when_its_draft_is_asked_for_and_kept_for_its_cycle():
+    scene = Scene(schedule=AutoLength(8))
+    await scene.drafting.prepare_next(scene.sequence, Draft())
+    chosen = scene.drafting.length.choose(scene.sequence.cycle + 1)
+    scene.drafting.length.lane.source.switch.is_off = True
+    scene.sequence.commit([CommittedToken(5, Origin.ONLY)], None)
+    scene.board.post(block(*range(20, 20 + chosen.num_tokens), base=5))
+    assert len(await scene.draft()) == chosen.num_tokens == 4
+
+
+async def test_a_wait_that_no_longer_pays_is_cut_short_and_not_held_against_the_drafter():
+    scene = Scene(wait_s=30.0, schedule=AutoLength(8))
+    length = scene.drafting.length
+    length.num_tries_left = 1  # a cycle that is neither warm-up nor told
+    length.lane.verify.by_rows.observe(1, 1.0)  # ms
+    await scene.drafting.prepare_next(scene.sequence, Draft())
+    scene.sequence.commit([CommittedToken(5, Origin.ONLY)], None)
+    assert await scene.draft() == ()  # after 4 ms, not 30 s
+    assert scene.blocks == {"late": 1}
+    assert scene.lease.patience.num_late == 0
+    assert length.lane.draft.arrival.value < 1

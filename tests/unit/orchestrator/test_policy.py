@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.policy import ConstantLength, Policy, SpeculationOptions
+from orchestrator.policy import AutoLength, ConstantLength, Policy, SpeculationOptions
 from outrider.errors import InvalidField
 
 POLICY = Policy(sources=("model",), num_draft_tokens=4, max_draft_tokens=8, draft_wait_s=0.2)
@@ -30,10 +30,15 @@ POLICY = Policy(sources=("model",), num_draft_tokens=4, max_draft_tokens=8, draf
             POLICY, SpeculationOptions(sources=("ngram",)), ("ngram",), 4, True, id="lookup asked"
         ),
         pytest.param(
-            Policy(lookup_on_miss=False), SpeculationOptions(), (), 4, False, id="no lookup"
+            Policy(num_draft_tokens=4, lookup_on_miss=False),
+            SpeculationOptions(),
+            (),
+            4,
+            False,
+            id="no lookup",
         ),
         pytest.param(
-            Policy(lookup_on_miss=False),
+            Policy(num_draft_tokens=4, lookup_on_miss=False),
             SpeculationOptions(sources=("ngram",)),
             ("ngram",),
             4,
@@ -72,6 +77,14 @@ def test_a_client_may_speculate_where_the_policy_does_not():
     plan = Policy(num_draft_tokens=0).plan(SpeculationOptions(num_draft_tokens=2))
     assert plan.speculates
     assert plan.num_draft_tokens == ConstantLength(2)
+
+
+def test_by_default_the_length_is_chosen_up_to_the_policys_limit():
+    policy = Policy(max_draft_tokens=8)
+    assert policy.plan(SpeculationOptions()).num_draft_tokens == AutoLength(8)
+    assert policy.plan(SpeculationOptions(sources=("a", "b"))).sources == ("a", "b")
+    asked = policy.plan(SpeculationOptions(num_draft_tokens=6))
+    assert asked.num_draft_tokens == ConstantLength(6), "a request gets exactly what it names"
 
 
 @pytest.mark.parametrize("wanted", [0, 9, 2**32 - 1])

@@ -1,0 +1,242 @@
+"""How many draft tokens a cycle asks for: as told, or as many as promise the most.
+
+Every choice is made once a cycle, before its first draft token is drawn, from past cycles and from
+other requests alone: that keeps RATIO exact.
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from orchestrator.acceptance_estimate import SequenceAcceptance
+from orchestrator.estimates import Lane
+from orchestrator.expected_rate import expected_rates, rates_by_margin
+from orchestrator.off_switch import MIN_GAIN
+from orchestrator.policy import AutoLength, SpeculationPlan
+from orchestrator.pressure import Pressure
+from orchestrator.verdict import Verdict
+from outrider.draft import Draft
+
+START = 4  # before anything is known, and where drafts are tried again
+NUM_WARM_UP = 8  # cycles of a source, of all requests, before its estimates are used
+NUM_YOUNG = 64  # cycles before it is explored less
+EXPLORE_YOUNG, EXPLORE = 1 / 8, 1 / 64  # share of cycles that try another length
+NUM_TRIED = 4  # cycles in a row: a drafter that was not asked for long must catch up first
+MIN_CYCLES_BETWEEN_MOVES = 8
+
+
+class Reason(enum.Enum):
+    """Why a cycle asks for as many draft tokens as it does."""
+
+    FIXED = "fixed"  # the request or the policy says so
+    WARM_UP = "warm_up"  # too little is known
+    BEST = "best"  # the most promising length, newly moved to
+    KEPT = "kept"  # the same as before: no other promises enough more
+    NO_GAIN = "no_gain"  # no draft pays for this sequence
+    SWITCHED_OFF = "switched_off"  # no draft of the source has paid for anyone
+    PROBE = "probe"  # switched off, tried again
+    EXPLORED = "explored"  # tried so that estimates stay true
+    SHORTENED = "pressure_shortened"
+    STOPPED = "pressure_stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The draft length of one cycle.
+
+    ``gain`` is the predicted rate over that of target-only, 1 where nothing was predicted.
+    """
+
+    cycle: int
+    num_tokens: int
+    reason: Reason
+    gain: float = 1.0
+
+    @property
+    def allows_lookup(self) -> bool:
+        """False where a cycle is to show what it takes without any draft."""
+        return bool(self.num_tokens) or self.reason is not Reason.EXPLORED
+
+
+def uniform(request_id: str, cycle: int) -> float:
+    """Return a number in [0, 1) that request and cycle alone decide."""
+    digest = blake2b(f"{cycle} {request_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") / 2**64
+
+
+@dataclass(slots=True)
+class DraftLength:
+    """Chooses the draft lengths of one sequence and teaches the estimates what came of them.
+
+    ``limit`` bounds chosen lengths further, by what workers take.
+    """
+
+    plan: SpeculationPlan
+    request_id: str = ""
+    lane: Lane = field(default_factory=Lane)
+    limit: int = 1 << 16
+    pressure: Callable[[], Pressure] = lambda: Pressure.NONE
+    own: SequenceAcceptance = field(default_factory=SequenceAcceptance)
+    present: int | None = None
+    """The length that choices stay with; None before the first."""
+    num_since_move: int = 0
+    num_tries_left: int = 0
+    tried: Reason = Reason.EXPLORED
+    _choice: Choice | None = None
+    _was_asked: bool = False
+
+    def choose(self, cycle: int) -> Choice:
+        """Return the choice of a cycle, the same however often it is asked for."""
+        if self._choice is None or self._choice.cycle != cycle:
+            schedule = self.plan.num_draft_tokens
+            if isinstance(schedule, AutoLength):
+                self._choice = self._decide(cycle, min(schedule.max_draft_tokens, self.limit))
+                self.lane.source.note_choice(self._choice.num_tokens, self._choice.gain)
+            else:
+                self._choice = Choice(cycle, schedule(cycle), Reason.FIXED)
+        return self._choice
+
+    def bind(self, lane: Lane, limit: int) -> None:
+        """Choose for another drafter from the next choice on."""
+        self.lane, self.limit, self._was_asked = lane, max(limit, 1), False
+
+    def max_wait_s(self, choice: Choice) -> float | None:
+        """Return how long a draft may be waited for and still pay if all of it is accepted.
+
+        None where nothing is known, or where it was asked for in any case.
+        """
+        if choice.reason in (Reason.FIXED, Reason.WARM_UP):
+            return None
+        times_ms = self.lane.verify.times_ms(choice.num_tokens)
+        most_ms = (1 + choice.num_tokens) * times_ms[0] / MIN_GAIN - times_ms[-1]
+        return max(most_ms, 0.0) / 1e3
+
+    def note_draft(self, choice: Choice, *, arrived: bool, wait_ms: float) -> None:
+        """Learn whether the draft that was asked for came, and what it was waited for."""
+        self.lane.source.num_wanted += 1
+        self.lane.draft.arrival.observe(arrived)
+        if self._was_asked:  # else the drafter had to catch up first
+            self.lane.draft.wait.observe(choice.num_tokens, wait_ms)
+        self._was_asked = True
+
+    def note_no_draft(self) -> None:
+        """The cycle asks for none, so the drafter falls behind."""
+        self._was_asked = False
+
+    def observe(self, draft: Draft, verdict: Verdict) -> None:
+        """Learn what came of a draft of this source."""
+        if verdict.no_room_for_draft or (verdict.invalid_draft and not verdict.num_accepted):
+            return
+        source, num_accepted = self.lane.source, verdict.num_accepted
+        source.longest = max(source.longest, len(draft))
+        source.accepted.observe(len(draft), num_accepted)
+        if draft.parents:
+            source.proposes_trees = True
+        else:
+            source.acceptance.observe(num_accepted, len(draft))
+            self.own.observe(num_accepted, len(draft))
+            if draft.logit_margins and not self.plan.uses_drafts_whole:
+                source.margins.observe(draft.logit_margins, num_accepted)
+        if source.switch.is_off and not self.num_tries_left:
+            source.switch.note(_best(self._rates(min(START, self.limit)))[1])
+
+    def trim(self, draft: Draft) -> Draft:
+        """Cut a chain where its margins say that the rest is not worth its rows.
+
+        Never in RATIO, where a draft is used whole.
+        """
+        choice = self._choice
+        if (
+            self.plan.uses_drafts_whole
+            or not draft.logit_margins
+            or draft.parents
+            or choice is None
+            or choice.reason not in (Reason.BEST, Reason.KEPT)
+        ):
+            return draft
+        rates = rates_by_margin(self.lane, self.own, draft.logit_margins)
+        best = max(range(len(rates)), key=rates.__getitem__)
+        return draft.head(best) if rates[best] > MIN_GAIN * rates[len(draft)] else draft
+
+    def _rates(self, longest: int) -> list[float]:
+        return expected_rates(self.lane, self.own, longest)
+
+    def _decide(self, cycle: int, limit: int) -> Choice:
+        pressure = self.pressure()
+        choice = self._unpressed(cycle, limit, may_try=pressure is Pressure.NONE)
+        if pressure is Pressure.NONE or not choice.num_tokens:
+            return choice
+        if pressure is Pressure.STOP:
+            return Choice(cycle, 0, Reason.STOPPED, choice.gain)
+        return Choice(cycle, choice.num_tokens // 2, Reason.SHORTENED, choice.gain)
+
+    def _unpressed(self, cycle: int, limit: int, *, may_try: bool) -> Choice:
+        if self.num_tries_left:
+            self.num_tries_left -= 1
+            return Choice(cycle, min(START, limit), self.tried)
+        source = self.lane.source
+        if source.switch.is_off:
+            return self._probe_or_nothing(cycle, limit, may_try=may_try)
+        if source.num_wanted < NUM_WARM_UP or self.lane.verify.times_ms(0)[0] <= 0:
+            return Choice(cycle, min(START, limit), Reason.WARM_UP)
+        # Beyond twice the longest draft that was seen the tables know too little.
+        choice = self._best_choice(cycle, min(limit, max(START, 2 * source.longest)))
+        if may_try and choice.reason is not Reason.SWITCHED_OFF:
+            return self._explored(choice, limit) or choice
+        return choice
+
+    def _probe_or_nothing(self, cycle: int, limit: int, *, may_try: bool) -> Choice:
+        self.present = None
+        if may_try and self.lane.source.switch.grants_probe():
+            self.lane.refresh()
+            self.num_tries_left, self.tried = NUM_TRIED - 1, Reason.PROBE
+            return Choice(cycle, min(START, limit), Reason.PROBE)
+        return Choice(cycle, 0, Reason.SWITCHED_OFF, self.lane.source.last_gain)
+
+    def _best_choice(self, cycle: int, reach: int) -> Choice:
+        """Return the length to stay with; one that is not 0 pays."""
+        rates = self._rates(reach)
+        best, gain = _best(rates)
+        switch = self.lane.source.switch
+        switch.note(gain)
+        if switch.is_off:
+            return Choice(cycle, 0, Reason.SWITCHED_OFF, gain)
+        if gain < MIN_GAIN:
+            best = 0
+        self.num_since_move += 1
+        present = None if self.present is None else min(self.present, reach)
+        if present is not None and best != present:
+            promise = rates[best] / rates[present]
+            if promise <= MIN_GAIN or self.num_since_move < MIN_CYCLES_BETWEEN_MOVES:
+                best = present
+        if best != self.present:
+            self.present, self.num_since_move = best, 0
+            reason = Reason.BEST if best else Reason.NO_GAIN
+        else:
+            reason = Reason.KEPT if best else Reason.NO_GAIN
+        return Choice(cycle, best, reason, rates[best] / rates[0] if best else gain)
+
+    def _explored(self, choice: Choice, limit: int) -> Choice | None:
+        """Return another length for this cycle now and then: none, or one that is longer."""
+        young = self.lane.source.num_wanted < NUM_YOUNG
+        share = EXPLORE_YOUNG if young else EXPLORE
+        if not choice.num_tokens:
+            share /= NUM_TRIED  # one draw tries as many cycles
+        drawn = uniform(self.request_id, choice.cycle)
+        if drawn >= share:
+            return None
+        if not choice.num_tokens:
+            self.num_tries_left, self.tried = NUM_TRIED - 1, Reason.EXPLORED
+            return Choice(choice.cycle, min(START, limit), Reason.EXPLORED, choice.gain)
+        longer = min(2 * choice.num_tokens, limit)
+        if drawn >= share / 2 and longer == choice.num_tokens:
+            return None
+        tried = 0 if drawn < share / 2 else longer
+        return Choice(choice.cycle, tried, Reason.EXPLORED, choice.gain)
+
+
+def _best(rates: list[float]) -> tuple[int, float]:
+    """Return the most promising length but 0, and its gain over 0."""
+    best = max(range(1, len(rates)), key=rates.__getitem__)
+    return best, rates[best] / rates[0]

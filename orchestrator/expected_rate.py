@@ -1,0 +1,47 @@
+"""Committed tokens per millisecond that a draft of some length promises."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
+from orchestrator.acceptance_estimate import SequenceAcceptance
+from orchestrator.estimates import Lane
+
+
+def expected_rates(lane: Lane, own: SequenceAcceptance, longest: int) -> list[float]:
+    """Return the rates by draft length from 0 to ``longest``, before anything is drafted.
+
+    ``own`` is what the sequence has seen itself.
+    """
+    draft, arrival = lane.draft, lane.draft.arrival.value
+    without_ms, *with_ms = lane.verify.times_ms(longest)
+    rates = [1 / without_ms]
+    for accepted, verify_ms, wait_ms in zip(
+        _expected_accepted(lane, own, longest), with_ms, draft.waits_ms(longest)[1:], strict=True
+    ):
+        cycle_ms = wait_ms + arrival * verify_ms + (1 - arrival) * without_ms
+        rates.append((1 + arrival * accepted) / cycle_ms)
+    return rates
+
+
+def rates_by_margin(lane: Lane, own: SequenceAcceptance, margins: Sequence[float]) -> list[float]:
+    """Return the rates of verifying 0 to all tokens of a chain that is there, by its logit
+    margins."""
+
+    def prob(position: int, margin: float) -> float:
+        known = lane.source.margins.prob(position, margin)
+        return own.conditional(position, lane.source.acceptance) if known is None else known
+
+    survivals = accumulate((prob(*each) for each in enumerate(margins)), mul)
+    expected = accumulate(survivals, initial=1.0)
+    times_ms = lane.verify.times_ms(len(margins))
+    return [tokens / ms for tokens, ms in zip(expected, times_ms, strict=True)]
+
+
+def _expected_accepted(lane: Lane, own: SequenceAcceptance, longest: int) -> list[float]:
+    """Return the accepted tokens to expect of drafts of 1 to ``longest`` tokens."""
+    if lane.source.proposes_trees:
+        return lane.source.accepted.values(range(1, longest + 1))
+    shared = lane.source.acceptance
+    survivals = accumulate((own.conditional(at, shared) for at in range(longest)), mul)
+    return list(accumulate(survivals))

@@ -1,0 +1,104 @@
+"""What grows with a count and is learned from noisy samples: the cost tables and their like."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+RATE = 0.1  # of the moving average of a bucket that has had many samples
+FRESH_WEIGHT = 4  # samples that a bucket still stands for once it may be out of date
+EXACT_UP_TO = 16
+BUCKETS_PER_OCTAVE = 8
+
+
+def bucket_of(count: int) -> int:
+    """Return the count itself where small, else the nearest one of a few per power of two."""
+    if count <= EXACT_UP_TO:
+        return count
+    step = 1 << max(count.bit_length() - BUCKETS_PER_OCTAVE.bit_length(), 0)
+    return (count + step // 2) // step * step
+
+
+@dataclass(slots=True)
+class Bucket:
+    """A moving average; ``weight`` is the number of samples, as far as they still count."""
+
+    mean: float = 0.0
+    weight: int = 0
+
+
+@dataclass(slots=True)
+class MonotoneTable:
+    """A value by a count: moving averages, made non-decreasing, with lines in between.
+
+    Left of all samples it stays as it is there; right of them it goes on with the slope of the last
+    line, 0 where there is only one. Empty it is 0. ``max_jump`` bounds a sample to so many times
+    what is known, so that one hiccup is not remembered for long. ``from_origin`` fixes the value at
+    count 0 to 0.
+    """
+
+    max_jump: float = math.inf
+    from_origin: bool = False
+    buckets: dict[int, Bucket] = field(default_factory=dict)
+    _fitted: tuple[list[int], list[float]] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """True before the first sample."""
+        return not self.buckets
+
+    def observe(self, count: int, value: float) -> None:
+        """Add a sample."""
+        bucket = self.buckets.setdefault(bucket_of(count), Bucket())
+        if bucket.weight:
+            value = min(value, self.max_jump * bucket.mean)
+        bucket.weight += 1
+        bucket.mean += max(RATE, 1 / bucket.weight) * (value - bucket.mean)
+        self._fitted = None
+
+    def refresh(self) -> None:
+        """Let the next samples count for more than the old ones."""
+        for bucket in self.buckets.values():
+            bucket.weight = min(bucket.weight, FRESH_WEIGHT)
+        self._fitted = None
+
+    def __call__(self, count: int) -> float:
+        """Return the value at a count."""
+        return self.values((count,))[0]
+
+    def values(self, ascending: Sequence[int]) -> list[float]:
+        """Return the values at counts that do not descend, in one walk."""
+        if self._fitted is None:
+            self._fitted = self._fit()
+        counts, values = self._fitted
+        if len(counts) < 2:
+            return [values[0] if values else 0.0] * len(ascending)
+        found, right = [], 1
+        for count in ascending:
+            while right < len(counts) - 1 and counts[right] <= count:
+                right += 1
+            x, y = counts[right - 1], values[right - 1]
+            slope = (values[right] - y) / (counts[right] - x)
+            found.append(y + slope * (count - x) if count > x else y)
+        return found
+
+    def _fit(self) -> tuple[list[int], list[float]]:
+        samples = [(at, each.mean, each.weight) for at, each in sorted(self.buckets.items())]
+        if self.from_origin and samples:
+            samples = [(0, 0.0, 1), *(each for each in samples if each[0] > 0)]
+        return [at for at, _, _ in samples], non_decreasing((v, w) for _, v, w in samples)
+
+
+def non_decreasing(samples: Iterable[tuple[float, int]]) -> list[float]:
+    """Return the non-decreasing values that are nearest to weighted ones, in squares.
+
+    Paper: Ayer et al. 1955, pool adjacent violators.
+    """
+    pools: list[tuple[float, int, int]] = []  # mean, weight, number of values
+    for value, weight in samples:
+        mean, heavy, size = value, weight, 1
+        while pools and pools[-1][0] > mean:
+            other, other_weight, other_size = pools.pop()
+            mean = (heavy * mean + other_weight * other) / (heavy + other_weight)
+            heavy, size = heavy + other_weight, size + other_size
+        pools.append((mean, heavy, size))
+    return [mean for mean, _, size in pools for _ in range(size)]

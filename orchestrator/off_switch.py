@@ -1,0 +1,33 @@
+"""Speculation of a source is switched off where it does not pay, and tried again now and then."""
+
+from dataclasses import dataclass
+
+MIN_GAIN = 1.03  # predicted rate over target-only below which drafts do not pay
+NUM_BEFORE_OFF = 32  # cycles in a row, of all requests
+NUM_BETWEEN_PROBES = 256  # cycles of all requests
+
+
+@dataclass(slots=True)
+class OffSwitch:
+    """Of one source for one target; counted over the cycles of all requests, not over time."""
+
+    is_off: bool = False
+    num_without_gain: int = 0
+    num_since_probe: int = 0
+
+    def note(self, gain: float) -> None:
+        """A cycle's best draft length promises this many times the rate of target-only."""
+        if gain >= MIN_GAIN:
+            self.is_off, self.num_without_gain = False, 0
+            return
+        self.num_without_gain += 1
+        if not self.is_off and self.num_without_gain >= NUM_BEFORE_OFF:
+            self.is_off, self.num_since_probe = True, 0
+
+    def grants_probe(self) -> bool:
+        """Count a cycle that goes without drafts; True if it shall try some instead."""
+        self.num_since_probe += 1
+        if self.num_since_probe < NUM_BETWEEN_PROBES:
+            return False
+        self.num_since_probe = 0
+        return True
