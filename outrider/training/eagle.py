@@ -243,7 +243,8 @@ def _undone_norm(body: Any) -> torch.Tensor:
     states = body(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
     entering, read = states[-2][0, 1:], states[-1][0, 1:]  # of the first token some are outliers
     plain = read / _size(read) / body.norm.weight
-    return (_size(entering).median() / _size(plain).median()) / body.norm.weight
+    undone: torch.Tensor = _size(entering).median() / _size(plain).median() / body.norm.weight
+    return undone
 
 
 def _size(x: torch.Tensor) -> torch.Tensor:
