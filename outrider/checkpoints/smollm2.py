@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from outrider.checkpoints.gguf import convert_gguf
+from outrider.checkpoints.heads import assemble_head, is_trained_head
 from outrider.checkpoints.pretrained import assemble, is_assembled_from
 
 DEFAULT_FOLDER = Path("build/models")
@@ -51,7 +52,8 @@ def prepare(folder: Path = DEFAULT_FOLDER) -> Prepared:
 def _assembled(target: Path, trained: Path, folder: Path) -> Path:
     if folder.is_dir() and not is_assembled_from(folder, trained):
         shutil.rmtree(folder)  # of other weights than those that are there now
-    return assemble(target, trained, folder)
+    make = assemble_head if is_trained_head(trained) else assemble
+    return make(target, trained, folder)
 
 
 def pretrained_folder(name: str) -> Path:
