@@ -42,6 +42,11 @@ class Kind(StrEnum):
     REDRAFTER = "redrafter"
 
 
+MODELS = (Kind.DRAFT_MODEL, Kind.PARALLEL)
+LEARNING_RATES = {True: 8e-4, False: 2.5e-3}
+"""Of draft models; of heads."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
     """What the flags say."""
@@ -92,7 +97,7 @@ def run_train(flags: TrainOptions) -> None:
         settings=TrainSettings(
             num_tokens=flags.num_tokens,
             tokens_per_batch=flags.tokens_per_batch,
-            learning_rate=flags.learning_rate,
+            learning_rate=flags.learning_rate or LEARNING_RATES[flags.kind in MODELS],
             seed=flags.seed,
         ),
         excluded=flags.exclude,
