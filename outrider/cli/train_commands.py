@@ -91,7 +91,7 @@ def train(
     learning_rate: Annotated[
         float,
         typer.Option(
-            help="Peak of the learning rate; 0 takes the kind's: 8e-4 for models, 2.5e-3 for heads.",
+            help="Peak of the learning rate; 0: 8e-4 for draft models, 2.5e-3 for heads.",
             min=0.0,
         ),
     ] = 0.0,
