@@ -28,6 +28,10 @@ class Cluster:
     workers: list[pb.WorkerInfo]
 
 
+FIXED = 4
+"""Draft tokens unless a test says otherwise: what pays depends on the machine."""
+
+
 @asynccontextmanager
 async def serving(service_names: Sequence[str], open_service: OpenService) -> AsyncIterator[str]:
     """Run one service on a free port; yield its address."""
@@ -69,7 +73,7 @@ async def cluster(
         settings = OrchestratorSettings(
             verifier=tuple(all_verifiers),
             drafter=tuple(all_drafters),
-            **({"canary": False} | orchestrator_settings),
+            **({"canary": False, "num_draft_tokens": FIXED} | orchestrator_settings),
         )
         address = await exits.enter_async_context(
             serving(ORCHESTRATOR_NAMES, lambda: open_orchestrator(settings))

@@ -84,6 +84,7 @@ async def run(
             )
         ],
         draft_wait_ms=10_000,
+        num_draft_tokens="auto",
         lookup_on_miss=k is not None,
     ) as services:
         return await ask(services.client)

@@ -37,7 +37,9 @@ PORT = free_port()
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage(toy: Path) -> AsyncIterator[Stage]:
     settings = VerifierSettings(model=str(toy), dtype="float32", num_threads=1)
-    async with open_stage([settings], max_draft_tokens=8, metrics_port=PORT) as opened:
+    async with open_stage(
+        [settings], num_draft_tokens="auto", max_draft_tokens=8, metrics_port=PORT
+    ) as opened:
         yield opened
 
 
@@ -132,6 +134,7 @@ async def answer(services: Cluster, num_tokens: int, **more: object) -> Output:
 async def test_a_good_drafter_gets_the_longest_drafts():
     """Case 40. Rows cost nothing, and a draft is there before it is needed."""
     async with cluster(
+        num_draft_tokens="auto",
         verifiers=[sleeping("verifier", compute_ms=15.0)],
         drafters=[sleeping("drafter", compute_ms=1.0)],
         max_draft_tokens=16,
@@ -149,6 +152,7 @@ async def test_a_good_drafter_gets_the_longest_drafts():
 async def test_a_drafter_that_takes_50_ms_is_not_waited_for_once_it_does_not_pay():
     """Cases 40 and 41: it is right, but a pass is over long before."""
     async with cluster(
+        num_draft_tokens="auto",
         verifiers=[sleeping("verifier", compute_ms=2.0)],
         drafters=[sleeping("drafter", compute_ms=50.0)],
         max_draft_tokens=1,
@@ -172,6 +176,7 @@ async def test_in_ratio_blocks_of_chosen_lengths_are_used_whole(rule: Acceptance
     target = TableLaw.random(VOCAB_SIZE, seed=3)
     draft = TableLaw(target.logits + TableLaw.random(VOCAB_SIZE, seed=4, scale=0.6).logits)
     async with cluster(
+        num_draft_tokens="auto",
         verifiers=[table_verifier(target)],
         drafters=[table_drafter(draft)],
         draft_wait_ms=10_000,
