@@ -144,9 +144,6 @@ async def test_no_draft_changes_a_token(
         ("suffix+recycling+parallel-tree", 24),
         ("eagle3", 5),
         ("suffix+recycling+eagle3-tree", 24),
-        ("medusa-tree", 12),
-        ("redrafter", 4),
-        ("redrafter-tree", 12),
     ],
 )
 async def test_no_draft_of_any_length_changes_a_token(
