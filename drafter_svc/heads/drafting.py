@@ -16,7 +16,7 @@ from outrider.distribution import RowSampling
 from outrider.draft import Draft
 from outrider.proposal import Place, Proposal
 from outrider.sampling import Mode
-from outrider.tree import GrowingTree
+from outrider.tree import GrowingTree, merge
 
 MAX_TREE_DEPTH = 8
 MAX_LEVEL_WIDTH = 10
@@ -174,7 +174,7 @@ class HeadDrafting:
     def block(self) -> Block:
         """Return the proposal."""
         if self.makes_trees:
-            tree = likeliest(self._tree, self.num_wanted)
+            tree = merge([self._tree], self.num_wanted)
             draft = Draft(tuple(tree.token_ids), self.source, parents=tuple(tree.parents))
             return Block((), draft, self.compute_ms, tuple(tree.scores))
         listed = [each.distribution for each in self._tokens if each.distribution is not None]
@@ -185,17 +185,3 @@ class HeadDrafting:
             logit_margins=tuple(each.logit_margin for each in self._tokens),
         )
         return Block((), draft, self.compute_ms)
-
-
-def likeliest(tree: GrowingTree, num_nodes: int) -> GrowingTree:
-    """Return the likeliest nodes of a tree, parents before children.
-
-    A node is never likelier than its parent, so the parents of all that are kept are kept.
-    """
-    order = sorted(range(len(tree)), key=lambda node: (-tree.scores[node], node))[:num_nodes]
-    kept = GrowingTree()
-    index = {-1: -1}
-    for node in order:
-        parent = index[tree.parents[node]]
-        index[node] = kept.add(tree.token_ids[node], parent, tree.scores[node])
-    return kept

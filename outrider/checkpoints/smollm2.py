@@ -8,11 +8,12 @@ from pathlib import Path
 from outrider.checkpoints.gguf import convert_gguf
 from outrider.checkpoints.heads import assemble_head, is_trained_head
 from outrider.checkpoints.pretrained import assemble, is_assembled_from
+from outrider.sources import EAGLE3, MEDUSA, REDRAFTER
 
 DEFAULT_FOLDER = Path("build/models")
 TARGET_NAME = "smollm2-135m-instruct"
 DRAFT_NAME = f"{TARGET_NAME}-draft"
-HEADS = ("eagle3", "medusa", "redrafter")
+HEADS = (EAGLE3, MEDUSA, REDRAFTER)
 
 
 @dataclass(frozen=True, slots=True)

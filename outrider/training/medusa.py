@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from outrider.heads.medusa import MedusaConfig, MedusaHead
+from outrider.sources import MEDUSA
 from outrider.training.batches import Batch
 from outrider.training.heads import HeadRecipe, agreeing, check_last_tap, distance, drafting_places
 from outrider.training.recipe import Ingredients
 
-MEDUSA = "medusa"
 HEAD_WEIGHT = 0.8  # of a head's loss, relative to the head before
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from outrider.heads.redrafter import ReDrafterConfig, ReDrafterHead
+from outrider.sources import REDRAFTER
 from outrider.training.batches import Batch
 from outrider.training.heads import HeadRecipe, agreeing, check_last_tap, distance, drafting_places
 from outrider.training.recipe import Ingredients
 
-REDRAFTER = "redrafter"
 STEP_WEIGHT = 0.8  # of a step's loss, relative to the step before
 
 

@@ -14,10 +14,11 @@ from outrider.training.eagle import EagleShape
 from outrider.training.medusa import MedusaShape
 from outrider.training.recipe import Ingredients
 from outrider.training.redrafter import ReDrafterShape
-from outrider.training.run import RunOptions, finish_run, prepare_run
+from outrider.training.run import RunOptions, finish_run
 from outrider.training.trainer import TrainSettings
 from outrider.training.vocabulary import choose_vocabulary
 from tests.toy import save_toy
+from tests.unit.training.runs import train
 
 NUM_LAYERS = 3
 SHAPES = {
@@ -67,24 +68,6 @@ def options(target, corpus, folder, features, kind, **changes) -> RunOptions:
         settings=replace(settings, **changes),
         features=features / "-".join(map(str, shape.tap_layers)),
     )
-
-
-def train(run: RunOptions, stop_at: int | None = None):
-    """Train to the end, or until a step after which the process is gone."""
-
-    class Killed(Exception):
-        pass
-
-    def told(progress):
-        if progress.step == stop_at:
-            raise Killed
-
-    prepared = prepare_run(run, told)
-    try:
-        prepared.trainer.run()
-    except Killed:
-        return None
-    return prepared
 
 
 @pytest.mark.parametrize("kind", KINDS)

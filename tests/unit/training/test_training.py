@@ -13,10 +13,11 @@ from outrider.engine import load_model
 from outrider.training.batches import make_batch
 from outrider.training.corpus import Example
 from outrider.training.draft_model import DraftModel, DraftModelShape, MaskLayout
-from outrider.training.run import RunOptions, finish_run, prepare_run
+from outrider.training.run import RunOptions, finish_run
 from outrider.training.trainer import RunMismatch, TrainSettings
 from outrider.training.vocabulary import choose_vocabulary
 from tests.toy import save_toy
+from tests.unit.training.runs import train
 
 LAYERS = (0, 3)
 
@@ -52,24 +53,6 @@ def options(target, corpus, folder, num_parallel=1, **changes) -> RunOptions:
         draft_vocab_size=100,
         settings=replace(settings, **changes),
     )
-
-
-def train(run: RunOptions, stop_at: int | None = None):
-    """Train to the end, or until a step after which the process is gone."""
-
-    class Killed(Exception):
-        pass
-
-    def told(progress):
-        if progress.step == stop_at:
-            raise Killed
-
-    prepared = prepare_run(run, told)
-    try:
-        prepared.trainer.run()
-    except Killed:
-        return None
-    return prepared
 
 
 @pytest.mark.parametrize("num_parallel", [1, 3])
