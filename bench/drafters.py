@@ -197,83 +197,99 @@ async def run(options: argparse.Namespace) -> None:
                     expected = ids if expected is None else expected
                     num_different += ids != expected
             print(f"{number + 1} of {len(questions)}", flush=True)
-    report(contestants, scores, questions, num_different, options)
+            # After every question: a run that is cut short has still measured something.
+            path = write(contestants, scores, questions[: number + 1], num_different, options)
+    show(contestants, scores, len(questions), num_different, options)
+    print(path)
 
 
-def report(
+def speedup(scores: Scores, contestant: Contestant, temperature: float) -> float:
+    """Return tokens per second over those of target-only."""
+    alone = scores[CONTESTANTS[0], temperature]
+    return scores[contestant, temperature].tokens_per_s / alone.tokens_per_s
+
+
+def write(
     contestants: Sequence[Contestant],
     scores: Scores,
     questions: Sequence[Question],
     num_different: int,
     options: argparse.Namespace,
-) -> None:
-    """Print tables and write the JSON file."""
+) -> Path:
+    """Write the JSON file; return its path."""
     details: dict[str, object] = {"questions": len(questions), "different_outputs": num_different}
-    speedups: dict[float, dict[Contestant, float]] = {}
     for temperature in options.temperatures:
-        alone = scores[contestants[0], temperature]
-        rows = []
-        speedups[temperature] = {}
         for each in contestants:
             score = scores[each, temperature]
-            speedup = score.tokens_per_s / alone.tokens_per_s
-            speedups[temperature][each] = speedup
-            positions = score.accepted_by_position[: each.num_draft_tokens]
-            rows.append(
-                (
-                    each.name,
-                    f"{score.mean_acceptance_length():.2f}",
-                    f"{score.mean_acceptance_length(COPYING):.2f}",
-                    " ".join(f"{share:.2f}" for share in positions[:6]),
-                    f"{score.per_pass('draft_ms'):.1f}",
-                    f"{score.per_pass('verify_ms'):.1f}",
-                    f"{score.tokens_per_s:.1f}",
-                    f"{speedup:.2f}",
-                )
-            )
             details[f"{each.name}, temperature {temperature}"] = {
                 "mean_acceptance_length": score.mean_acceptance_length(),
                 "mean_acceptance_length_by_category": {
                     name: score.mean_acceptance_length([name])
                     for name in sorted({question.category for question in questions})
                 },
-                "accepted_by_position": positions,
+                "accepted_by_position": score.accepted_by_position[: each.num_draft_tokens],
                 "draft_wait_ms_per_pass": score.per_pass("draft_ms"),
                 "verify_ms_per_pass": score.per_pass("verify_ms"),
                 "tokens_per_s": score.tokens_per_s,
-                "speedup": speedup,
+                "speedup": speedup(scores, each, temperature),
             }
+    return write_report("drafters", summary(contestants, scores, options.temperatures), details)
+
+
+def summary(
+    contestants: Sequence[Contestant], scores: Scores, temperatures: Sequence[float]
+) -> dict[str, float]:
+    """Return the figures that are looked at first, of the temperatures that were measured."""
+    found: dict[str, float] = {}
+    if 0.0 in temperatures:
+        lengths = {each: scores[each, 0.0].mean_acceptance_length() for each in contestants}
+        lookups = [c for c in contestants if c.source in (sources.NGRAM, sources.SUFFIX)]
+        found["best_mal_greedy"] = max(lengths.values())
+        found["trained_mal_greedy"] = max(
+            (length for c, length in lengths.items() if c.is_trained), default=0.0
+        )
+        found["lookup_mal_summarization_rag"] = max(
+            (scores[c, 0.0].mean_acceptance_length(COPYING) for c in lookups), default=0.0
+        )
+    for temperature, name in ((0.0, "best_speedup_greedy"), (0.8, "best_speedup_t08")):
+        if temperature in temperatures:
+            found[name] = max(speedup(scores, each, temperature) for each in contestants)
+    return found
+
+
+def show(
+    contestants: Sequence[Contestant],
+    scores: Scores,
+    num_questions: int,
+    num_different: int,
+    options: argparse.Namespace,
+) -> None:
+    """Print the tables."""
+    headers = ("source", "all", "copying", "kept 1, 2, ...", "wait ms", "verify ms", "tok/s", "x")
+    for temperature in options.temperatures:
+        rows = []
+        for each in contestants:
+            score = scores[each, temperature]
+            positions = score.accepted_by_position[: min(each.num_draft_tokens, 6)]
+            rows.append(
+                (
+                    each.name,
+                    f"{score.mean_acceptance_length():.2f}",
+                    f"{score.mean_acceptance_length(COPYING):.2f}",
+                    " ".join(f"{share:.2f}" for share in positions),
+                    f"{score.per_pass('draft_ms'):.1f}",
+                    f"{score.per_pass('verify_ms'):.1f}",
+                    f"{score.tokens_per_s:.1f}",
+                    f"{speedup(scores, each, temperature):.2f}",
+                )
+            )
         title = (
-            f"temperature {temperature}: {len(questions)} questions, {options.tokens} tokens; "
+            f"temperature {temperature}: {num_questions} questions, {options.tokens} tokens; "
             "tokens per target pass"
         )
-        headers = (
-            "source",
-            "all",
-            "copying",
-            "kept 1, 2, ...",
-            "wait ms",
-            "verify ms",
-            "tok/s",
-            "x",
-        )
         print_table(title, headers, rows)
-    if 0.0 not in options.temperatures:
-        return
-    lengths = {each: scores[each, 0.0].mean_acceptance_length() for each in contestants}
-    lookups = [c for c in contestants if c.source in (sources.NGRAM, sources.SUFFIX)]
-    summary = {
-        "best_mal_greedy": max(lengths.values()),
-        "trained_mal_greedy": max((v for c, v in lengths.items() if c.is_trained), default=0.0),
-        "lookup_mal_summarization_rag": max(
-            (scores[c, 0.0].mean_acceptance_length(COPYING) for c in lookups), default=0.0
-        ),
-        "best_speedup_greedy": max(speedups.get(0.0, {}).values(), default=0.0),
-        "best_speedup_t08": max(speedups.get(0.8, {}).values(), default=0.0),
-    }
     if num_different:
         print(f"{num_different} outputs differ from target-only")
-    print(write_report("drafters", summary, details))
 
 
 def main() -> None:

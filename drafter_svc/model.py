@@ -4,19 +4,20 @@ A causal language model that proposes token after token, or all tokens of a draf
 batched over sequences.
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from drafter_svc.product_tree import candidates, product_tree
+from drafter_svc.product_tree import product_tree
 from drafter_svc.source import Block, Opening, Wanted
 from outrider import sources
 from outrider.distribution import RowSampling
 from outrider.draft import Draft
 from outrider.engine import Engine, Finished, JobInput, SequenceCache
-from outrider.proposal import NUM_LISTED, Place, Proposal, propose
+from outrider.proposal import NUM_LISTED, Likely, Place, Proposal, likely, propose
 from outrider.sampling import Mode
 from outrider.tree import GrowingTree
 
@@ -124,19 +125,12 @@ class Drafting:
         )
 
     def take(self, proposals: Sequence[Proposal]) -> None:
-        """Keep what the pass has drawn."""
-        self.cache.truncate(self.num_known + len(self.drawn))  # masks are no part of the sequence
-        if self.masks.makes_trees:
-            self._take_tree(proposals)
-        else:
-            self._take_chain(proposals)
-
-    def _take_chain(self, proposals: Sequence[Proposal]) -> None:
-        """Keep the drawn tokens up to one that ends the text.
+        """Keep the drawn tokens of a chain up to one that ends the text.
 
         Ask for another pass unless enough were drawn. In RATIO the number was fixed beforehand:
         when a draft is ready must not depend on what was drawn.
         """
+        self._forget_masks()
         ends = False
         for proposal in proposals:
             self.drawn.append(proposal.token_id)
@@ -153,15 +147,17 @@ class Drafting:
             begin = self.cache.length
             self.next = self._input(begin, self.drawn[begin - self.num_known :])
 
-    def _take_tree(self, proposals: Sequence[Proposal]) -> None:
-        skip, mode = self.num_guesses, self.opening.mode
-        likely = [
-            candidates(proposal, place, mode)
-            for proposal, place in zip(proposals, self.places(), strict=True)
-        ]
-        self.drawn = [proposal.token_id for proposal in proposals[:skip]]
-        self.tree = product_tree(likely[skip:], self.wanted.num_draft_tokens)
+    def take_likely(self, places: Likely) -> None:
+        """Make a tree of what is likely at the places of the pass."""
+        self._forget_masks()
+        skip = self.num_guesses
+        self.drawn = places.ids[:skip, 0].tolist()
+        self.tree = product_tree(places[skip:].candidates(), self.wanted.num_draft_tokens)
         self.done = True
+
+    def _forget_masks(self) -> None:
+        """Masks are no part of the sequence."""
+        self.cache.truncate(self.num_known + len(self.drawn))
 
     def block(self) -> Block:
         """Return the proposal."""
@@ -208,22 +204,30 @@ class DraftingHead:
                 job.done = True
         if not drawing:
             return
-        for (mode, vocab_size), group in _by_law(drawing).items():
+        for (mode, vocab_size, makes_trees), group in _by_law(drawing).items():
             jobs = [job for job, _ in group]
+            logits = torch.cat([rows for _, rows in group])  # [R, V]
+            rows = [row for job in jobs for row in job.rows()]
+            places = [place for job in jobs for place in job.places()]
+            size = min(self.vocab_size, vocab_size)
+            if makes_trees:
+                found = likely(
+                    logits, rows, places, mode=mode, vocab_size=size, draft_ids=self.draft_ids
+                )
+                for job, own in zip(jobs, _parts(jobs), strict=True):
+                    job.take_likely(found[own])
+                continue
             proposals = propose(
-                self._spread(torch.cat([logits for _, logits in group])),  # [R, V]
-                [row for job in jobs for row in job.rows()],
-                [place for job in jobs for place in job.places()],
+                self._spread(logits),
+                rows,
+                places,
                 mode=mode,
-                vocab_size=min(self.vocab_size, vocab_size),
+                vocab_size=size,
                 head_size=self.head_size,
                 num_listed=self.num_listed,
             )
-            begin = 0
-            for job in jobs:
-                end = begin + job.num_rows
-                job.take(proposals[begin:end])
-                begin = end
+            for job, own in zip(jobs, _parts(jobs), strict=True):
+                job.take(proposals[own])
 
     def _spread(self, logits: torch.Tensor) -> torch.Tensor:
         """Return logits of all ids: those that the model cannot propose get -inf."""
@@ -235,13 +239,20 @@ class DraftingHead:
 
 def _by_law(
     finished: list[Finished],
-) -> dict[tuple[Mode, int], list[tuple[Drafting, torch.Tensor]]]:
-    """Group the rows that one call can draw: of the same mode and the same target vocabulary."""
-    groups: dict[tuple[Mode, int], list[tuple[Drafting, torch.Tensor]]] = defaultdict(list)
+) -> dict[tuple[Mode, int, bool], list[tuple[Drafting, torch.Tensor]]]:
+    """Group the rows that one call can draw: of the same mode, target vocabulary and shape."""
+    groups: dict[tuple[Mode, int, bool], list[tuple[Drafting, torch.Tensor]]] = defaultdict(list)
     for entry in finished:
         job: Drafting = entry.job  # type: ignore[assignment]
-        groups[job.opening.mode, job.opening.vocab_size].append((job, entry.logits))
+        law = (job.opening.mode, job.opening.vocab_size, job.masks.makes_trees)
+        groups[law].append((job, entry.logits))
     return groups
+
+
+def _parts(jobs: Sequence[Drafting]) -> list[slice]:
+    """Return each job's rows among those of all."""
+    ends = list(itertools.accumulate(job.num_rows for job in jobs))
+    return [slice(begin, end) for begin, end in itertools.pairwise([0, *ends])]
 
 
 @dataclass(slots=True)

@@ -6,12 +6,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from outrider import coupling, distribution, proposed, wire
+from outrider import coupling, distribution, noise, proposed, wire
 from outrider.distribution import HEAD_SIZE, Distribution, RowSampling
+from outrider.noise import Stream
 from outrider.rules import Floats, Ints
 from outrider.sampling import Mode
 
 NUM_LISTED = 32
+NUM_NOISED = 128
+"""Ids of a row among which the shared noise decides what a tree holds."""
+SHARPNESS = 2.0
+"""How much a lead in noised log probability says, in COUPLED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,64 @@ def propose(
     keys, positions = [place.key for place in places], [place.position for place in places]
     ids, _ = coupling.draw(processed, keys, positions)
     return _chosen(ids.tolist(), leads, processed, num_listed)
+
+
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """What the target may say at each of R places, likeliest first.
+
+    Shapes: ids [R, N] int64; shares [R, N] float64, 0 behind a support.
+    """
+
+    ids: Ints
+    shares: Floats
+
+    def __getitem__(self, rows: slice) -> "Likely":
+        """Return some of the places."""
+        return Likely(self.ids[rows], self.shares[rows])
+
+    def candidates(self) -> list[list[tuple[int, float]]]:
+        """Return the ids of every place that can be said at all, with their shares."""
+        return [
+            [(i, share) for i, share in zip(ids, shares, strict=True) if share > 0]
+            for ids, shares in zip(self.ids.tolist(), self.shares.tolist(), strict=True)
+        ]
+
+
+def likely(
+    logits: torch.Tensor,
+    rows: Sequence[RowSampling],
+    places: Sequence[Place],
+    *,
+    mode: Mode,
+    vocab_size: int,
+    num_ids: int = NUM_LISTED,
+    draft_ids: torch.Tensor | None = None,
+) -> Likely:
+    """Return the ids that a tree may hold at each place, and how likely the target says each.
+
+    In GREEDY by the logits' own probabilities, in RATIO by the processed ones. In COUPLED the same
+    noise as the target's makes some ids likelier than their probability says.
+    Shapes and ``draft_ids`` as for ``propose``.
+    """
+    own = None if draft_ids is None else _DraftIds(draft_ids)
+    if own is not None:
+        rows = [own.row(row) for row in rows]
+        vocab_size = own.num_below(vocab_size)
+    if mode is Mode.GREEDY:
+        rows = [RowSampling(banned_ids=row.banned_ids) for row in rows]
+    head_size = max(num_ids, NUM_NOISED) if mode is Mode.COUPLED else num_ids
+    found = distribution.process(logits, rows, vocab_size=vocab_size, head_size=head_size)
+    ids = (found if own is None else own.spread(found)).head_ids
+    if mode is not Mode.COUPLED:
+        return Likely(ids.cpu().numpy(), found.head_log_probs.double().exp().cpu().numpy())
+    keys = noise.key_tensor([place.key for place in places], device=ids.device)
+    positions = torch.tensor([place.position for place in places], device=ids.device)
+    noised = noise.gumbel(keys[:, None], ids, positions[:, None], 0, Stream.TOKEN)
+    scores = SHARPNESS * (found.head_log_probs.double() + noised)
+    shares, order = scores.softmax(-1).sort(dim=-1, descending=True, stable=True)
+    ids = ids.gather(1, order)
+    return Likely(ids[:, :num_ids].cpu().numpy(), shares[:, :num_ids].cpu().numpy())
 
 
 class _DraftIds:

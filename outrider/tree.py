@@ -105,6 +105,16 @@ class GrowingTree:
         self.scores.append(score)
         return len(self.token_ids) - 1
 
+    def best(self, num_nodes: int) -> "GrowingTree":
+        """Return the likeliest nodes; of equal scores a parent stays before its children."""
+        kept = sorted(range(len(self)), key=lambda node: -self.scores[node])[:num_nodes]
+        index = {-1: -1}
+        found = GrowingTree()
+        for node in kept:
+            parent = index[self.parents[node]]
+            index[node] = found.add(self.token_ids[node], parent, self.scores[node])
+        return found
+
 
 def merge(trees: Sequence[GrowingTree], num_nodes: int) -> GrowingTree:
     """Return the likeliest nodes of several trees; a node of two counts by its higher score."""

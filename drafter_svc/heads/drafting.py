@@ -7,20 +7,23 @@ gone on from, and of all nodes the likeliest are kept (EAGLE-2, Li et al. 2024, 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from drafter_svc.heads.work import Growing, HeadState, Reading, Work
-from drafter_svc.product_tree import Candidates, candidates
 from drafter_svc.source import Block, Opening, Wanted
 from outrider.distribution import RowSampling
 from outrider.draft import Draft
-from outrider.proposal import Place, Proposal
+from outrider.proposal import Likely, Place, Proposal
 from outrider.sampling import Mode
-from outrider.tree import GrowingTree, merge
+from outrider.tree import GrowingTree
 
 MAX_TREE_DEPTH = 8
 MAX_LEVEL_WIDTH = 10
 """Nodes of a level that are gone on from, and children that one node gets."""
+LEAST_PROMISE = 0.1
+"""Chance that some node of a level is accepted, below which its children are not asked for: a pass
+of the head takes a tenth of a cycle's time or so, and a level yields a token at most."""
 
 
 @dataclass(slots=True)
@@ -118,16 +121,12 @@ class HeadDrafting:
         """Draft tokens before those that are drawn now."""
         return self._level if self.makes_trees else len(self._tokens)
 
-    def take(self, proposals: Sequence[Proposal]) -> None:
-        """Keep what was drawn, and ask for more where more is wanted."""
-        place, self.drawn = self.places()[0], None
-        if self.makes_trees:
-            self._take_level(proposals, place)
-        else:
-            self._take_token(proposals[0])
+    def take(self, proposal: Proposal) -> None:
+        """Keep the next token of a chain, and ask for more where more is wanted.
 
-    def _take_token(self, proposal: Proposal) -> None:
-        """In RATIO the number was fixed beforehand: what was drawn must not end a draft."""
+        In RATIO the number was fixed beforehand: what was drawn must not end a draft.
+        """
+        self.drawn = None
         self._tokens.append(proposal)
         ends = proposal.token_id in self.opening.sampling.stop_token_ids
         is_long = len(self._tokens) >= min(self.num_wanted, self.max_depth)
@@ -136,37 +135,49 @@ class HeadDrafting:
         parent = len(self.forced) + len(self._tokens) - 2
         self.work = Growing(self.state, [parent], [proposal.token_id])
 
-    def _take_level(self, proposals: Sequence[Proposal], place: Place) -> None:
-        mode = self.opening.mode
-        level: list[int] = []
-        for parent, proposal in zip(self._frontier, proposals, strict=True):
-            above = self._tree.scores[parent] if parent >= 0 else 1.0
-            likely: Candidates = candidates(proposal, place, mode)[:MAX_LEVEL_WIDTH]
-            level += [self._tree.add(i, parent, above * share) for i, share in likely]
+    def take_likely(self, places: Likely) -> None:
+        """Keep what is likely behind the nodes of a tree's last level, and go on from the best."""
+        self.drawn = None
+        above = [self._tree.scores[node] if node >= 0 else 1.0 for node in self._frontier]
+        scores = places.shares[:, :MAX_LEVEL_WIDTH] * np.array(above)[:, None]  # [F, W]
+        # Of a level no more than are wanted in all can be among the likeliest.
+        order = np.argsort(-scores, axis=None, kind="stable")[: self.num_wanted]
+        parents, ranks = np.unravel_index(order, scores.shape)
+        ids = places.ids[parents, ranks].tolist()
+        level = [
+            self._tree.add(token_id, self._frontier[parent], score)
+            for token_id, parent, score in zip(
+                ids, parents.tolist(), scores[parents, ranks].tolist(), strict=True
+            )
+            if score > 0
+        ]
         self._level += 1
         self._grow(level)
 
     def _grow(self, level: Sequence[int]) -> None:
-        """Go on from the likeliest nodes of a level whose children could be among the kept."""
+        """Go on from the likeliest nodes of a level, likeliest first, while that promises enough.
+
+        A node whose children cannot be among the kept is not gone on from, nor one that ends the
+        text.
+        """
         scores = self._tree.scores
         if self._level >= min(MAX_TREE_DEPTH, self.max_depth):
             return
         ordered = sorted(scores, reverse=True)
         least = ordered[self.num_wanted - 1] if len(ordered) >= self.num_wanted else 0.0
         stops = self.opening.sampling.stop_token_ids
-        best = sorted(level, key=lambda node: -scores[node])[:MAX_LEVEL_WIDTH]
-        self._frontier = [
+        frontier = [
             node
-            for node in best
+            for node in level[:MAX_LEVEL_WIDTH]
             if scores[node] > least and self._tree.token_ids[node] not in stops
         ]
-        if not self._frontier:
+        if sum(scores[node] for node in frontier) < LEAST_PROMISE:
             return
-        parents = [self._head_node(self._tree.parents[node]) for node in self._frontier]
-        for node in self._frontier:
+        self._frontier = frontier
+        parents = [self._head_node(self._tree.parents[node]) for node in frontier]
+        for node in frontier:
             self._node_of[node] = len(self.forced) + len(self._node_of)
-        ids = [self._tree.token_ids[node] for node in self._frontier]
-        self.work = Growing(self.state, parents, ids)
+        self.work = Growing(self.state, parents, [self._tree.token_ids[node] for node in frontier])
 
     def _head_node(self, tree_node: int) -> int:
         return self._node_of[tree_node] if tree_node >= 0 else len(self.forced) - 1
@@ -174,7 +185,7 @@ class HeadDrafting:
     def block(self) -> Block:
         """Return the proposal."""
         if self.makes_trees:
-            tree = merge([self._tree], self.num_wanted)
+            tree = self._tree.best(self.num_wanted)
             draft = Draft(tuple(tree.token_ids), self.source, parents=tuple(tree.parents))
             return Block((), draft, self.compute_ms, tuple(tree.scores))
         listed = [each.distribution for each in self._tokens if each.distribution is not None]

@@ -80,12 +80,15 @@ class EagleState:
         if isinstance(work, Reading):
             order = torch.arange(end, device=self.device)
             return order <= order[self.num_pairs :, None]
+        nodes = [
+            (row, self.num_pairs + node)
+            for row, parent in enumerate(work.parents)
+            for node in (self.ancestors[parent] if parent >= 0 else ())
+        ]
+        nodes += [(row, self.num_slots + row) for row in range(count)]
         mask = torch.zeros(count, end, dtype=torch.bool, device=self.device)
         mask[:, : self.num_pairs] = True
-        for row, parent in enumerate(work.parents):
-            above = self.ancestors[parent] if parent >= 0 else ()
-            mask[row, [self.num_pairs + node for node in above]] = True
-            mask[row, self.num_slots + row] = True
+        mask.view(-1)[torch.tensor([row * end + slot for row, slot in nodes])] = True
         return mask
 
 

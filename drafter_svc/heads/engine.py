@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from drafter_svc.heads.drafting import HeadDrafting
+from drafter_svc.heads.drafting import MAX_LEVEL_WIDTH, HeadDrafting
 from drafter_svc.heads.work import Head, num_rows
 from outrider.errors import Unavailable
-from outrider.proposal import NUM_LISTED, Proposal, propose
+from outrider.proposal import NUM_LISTED, likely, propose
 from outrider.sampling import Mode
 
 
@@ -135,31 +135,50 @@ class HeadEngine:
             logits = torch.split(self.head.forward(works), [num_rows(work) for work in works])
             for (job, _), rows in zip(working, logits, strict=True):
                 job.take_logits(rows)
-        groups: dict[tuple[Mode, int], list[HeadDrafting]] = defaultdict(list)
+        groups: dict[tuple[Mode, int, bool], list[HeadDrafting]] = defaultdict(list)
         for job in jobs:
             if job.num_drawn:
-                groups[job.opening.mode, job.opening.vocab_size].append(job)
-        for (mode, vocab_size), group in groups.items():
-            self._draw(mode, vocab_size, group)
+                law = (job.opening.mode, job.opening.vocab_size, job.makes_trees)
+                groups[law].append(job)
+        for (mode, vocab_size, makes_trees), group in groups.items():
+            self._draw(mode, vocab_size, makes_trees, group)
         self.num_passes += 1
         elapsed_ms = (time.monotonic() - began) * 1e3
         for job in jobs:
             job.compute_ms += elapsed_ms
 
-    def _draw(self, mode: Mode, vocab_size: int, jobs: Sequence[HeadDrafting]) -> None:
-        proposals: list[Proposal] = propose(
-            torch.cat([job.drawn for job in jobs if job.drawn is not None]),
-            [row for job in jobs for row in job.rows()],
-            [place for job in jobs for place in job.places()],
+    def _draw(
+        self, mode: Mode, vocab_size: int, makes_trees: bool, jobs: Sequence[HeadDrafting]
+    ) -> None:
+        logits = torch.cat([job.drawn for job in jobs if job.drawn is not None])
+        rows = [row for job in jobs for row in job.rows()]
+        places = [place for job in jobs for place in job.places()]
+        if not makes_trees:
+            proposals = propose(
+                logits,
+                rows,
+                places,
+                mode=mode,
+                vocab_size=vocab_size,
+                num_listed=self._num_listed,
+                draft_ids=self._draft_ids,
+            )
+            for job, proposal in zip(jobs, proposals, strict=True):
+                job.take(proposal)
+            return
+        found = likely(
+            logits,
+            rows,
+            places,
             mode=mode,
             vocab_size=vocab_size,
-            num_listed=self._num_listed,
+            num_ids=MAX_LEVEL_WIDTH,
             draft_ids=self._draft_ids,
         )
         begin = 0
         for job in jobs:
             end = begin + job.num_drawn
-            job.take(proposals[begin:end])
+            job.take_likely(found[begin:end])
             begin = end
 
 

@@ -20,6 +20,7 @@ from outrider.distribution import HEAD_SIZE
 from outrider.engine.linear import replace_linears
 from outrider.engine.model import DTYPES
 from outrider.engine.native import Kernels, KernelsUnavailable, load_kernels
+from outrider.engine.norm import replace_norms
 from outrider.errors import OutriderError
 from outrider.heads.eagle import EagleHead
 from outrider.heads.layouts import LoadedHead, read_head_folder
@@ -95,6 +96,7 @@ def _load(settings: ModelSettings, folder: Path, target: Path | None) -> HostedH
     whole = _Whole(loaded).to(device)
     if native is not None:
         replace_linears(whole, native, heads=list(whole.logits))
+        replace_norms(whole, native)
     engine = HeadEngine(whole.at_work(), loaded.draft_ids.to(device))
     longest = loaded.max_position_embeddings
     if settings.max_context_length:
