@@ -141,15 +141,19 @@ class NativeAttention:
     def _slab(self, slab: LayerSlab) -> int:
         found = self._slabs.get(id(slab.keys))
         if found is None or found.k != slab.keys.data_ptr():
-            _, heads, dk, block_size = slab.keys.shape
-            found = Slab(
-                k=slab.keys.data_ptr(),
-                v=slab.values.data_ptr(),
-                heads=heads,
-                dk=dk,
-                dv=slab.values.shape[3],
-                block_size=block_size,
-                type=TYPE_CODES[slab.keys.dtype],
-            )
-            self._slabs[id(slab.keys)] = found
+            found = self._slabs[id(slab.keys)] = slab_of(slab)
         return ctypes.addressof(found)
+
+
+def slab_of(slab: LayerSlab) -> Slab:
+    """Return a layer's slab as the kernels take it."""
+    _, heads, dk, block_size = slab.keys.shape
+    return Slab(
+        k=slab.keys.data_ptr(),
+        v=slab.values.data_ptr(),
+        heads=heads,
+        dk=dk,
+        dv=slab.values.shape[3],
+        block_size=block_size,
+        type=TYPE_CODES[slab.keys.dtype],
+    )

@@ -242,8 +242,7 @@ class Engine:
             plan = StepPlan.build(
                 slices, block_size=self.settings.block_size, device=self.model.device
             )
-            with self._packed.tapped(plan) as states:
-                logits = self._packed.forward(plan, self._pool)
+            logits, states = self._packed.forward(plan, self._pool)
             features = features_of(slices, states)
             if self.model.device.type == "cuda":  # else the clock would stop before the GPU does
                 torch.cuda.synchronize(self.model.device)

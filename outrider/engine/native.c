@@ -1,4 +1,5 @@
-/* CPU kernels of the engine: linear layers, RMS norm, KV writes and packed attention.
+/* CPU kernels of the engine: linear layers, RMS norm, KV writes, packed attention, and whole decoder
+ * layers made of these.
  *
  * Every output element is computed by one fixed sequence of operations that does not depend on
  * how many rows are in the call or which thread runs it: a row's result is the same bits alone or
@@ -51,11 +52,14 @@ typedef float vfu __attribute__((vector_size(LANES * 4), aligned(4), may_alias))
 typedef uint32_t vu __attribute__((vector_size(LANES * 4), may_alias));
 typedef uint32_t vuu __attribute__((vector_size(LANES * 4), aligned(2), may_alias));
 typedef float f4 __attribute__((vector_size(16), may_alias));
+typedef uint32_t u4 __attribute__((vector_size(16), may_alias));
 typedef float f8 __attribute__((vector_size(32), may_alias));
 typedef float f8u __attribute__((vector_size(32), aligned(4), may_alias));
 typedef uint32_t u8v __attribute__((vector_size(32), may_alias));
 typedef uint32_t u8u __attribute__((vector_size(32), aligned(2), may_alias));
 typedef int32_t i8v __attribute__((vector_size(32), may_alias));
+typedef uint16_t u16x8 __attribute__((vector_size(16), may_alias));
+typedef uint16_t u16x8u __attribute__((vector_size(16), aligned(2), may_alias));
 
 enum { F32 = 0, BF16 = 1 };
 
@@ -104,6 +108,12 @@ INLINE uint16_t to_bf16(float f) { /* round to nearest even, NaN stays NaN */
   return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
+INLINE u4 to_bf16_4(f4 f) { /* to_bf16 of each lane */
+  u4 u = (u4)f, nan = (u4)((u & 0x7fffffffu) > 0x7f800000u);
+  u4 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  return (rounded & ~nan) | (0x7fc0u & nan);
+}
+
 INLINE float load_any(const void *p, int64_t i, int type) {
   return type == BF16 ? from_bf16(((const uint16_t *)p)[i]) : ((const float *)p)[i];
 }
@@ -121,20 +131,28 @@ INLINE float sum4(f4 v) {
   return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
-INLINE float sum_lanes(vf v) {
+/* The lanes of v summed down to four, in a fixed order. */
+INLINE f4 sum_to_4(vf v) {
 #if LANES == 16
   f4 q[4];
   memcpy(q, &v, 64);
-  return sum4((q[0] + q[2]) + (q[1] + q[3]));
+  return (q[0] + q[2]) + (q[1] + q[3]);
 #elif LANES == 8
   f4 q[2];
   memcpy(q, &v, 32);
-  return sum4(q[0] + q[1]);
+  return q[0] + q[1];
 #else
   f4 q;
   memcpy(&q, &v, 16);
-  return sum4(q);
+  return q;
 #endif
+}
+
+/* sum4 of four vectors at once: by the same additions, in a seventh of the instructions. */
+INLINE f4 sums4(f4 a, f4 b, f4 c, f4 d) {
+  f4 ab = __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  f4 cd = __builtin_shufflevector(c, d, 0, 4, 1, 5) + __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
 INLINE float sum8(f8 v) {
@@ -161,7 +179,7 @@ static float *scratch_floats(scratch *s, size_t n) {
   return (float *)s->p;
 }
 
-static __thread scratch linear_scratch, score_scratch;
+static __thread scratch linear_scratch, score_scratch, pass_scratch;
 
 /* ---------------------------------------------------------------- threads
  *
@@ -279,11 +297,19 @@ typedef struct {
   int64_t n, ldy;
 } segment;
 
+/* Rows of the next tile, of `rows` that are left: as even as can be, since a tile of one row takes
+ * nearly the time of three. */
+INLINE int64_t next_tile(int64_t rows) {
+  int64_t tiles = (rows + ROWS - 1) / ROWS;
+  return (rows + tiles - 1) / tiles;
+}
+
 /* Rows r0.. of x as float32, tile by tile; inside a tile the rows alternate per k group. */
 static void pack_rows(float *out, const void *x, int64_t ldx, int64_t rows, int64_t k, int64_t groups,
                       int x_type, int interleave) {
-  for (int64_t r0 = 0; r0 < rows; r0 += ROWS) {
-    int64_t tile = rows - r0 < ROWS ? rows - r0 : ROWS;
+  int64_t tile = 0;
+  for (int64_t r0 = 0; r0 < rows; r0 += tile) {
+    tile = next_tile(rows - r0);
     for (int64_t r = 0; r < tile; r++) {
       const char *row = (const char *)x + (r0 + r) * ldx * (x_type == BF16 ? 2 : 4);
       for (int64_t g = 0; g < groups; g++) {
@@ -313,37 +339,110 @@ INLINE vf odd_weights(const char *w, int w_type) {
   return w_type == BF16 ? (vf)(*(const vuu *)w & 0xffff0000u) : (vf) * (const vfu *)(w + LANES * 4);
 }
 
-enum { ALL = 1, EVEN = 2, ODD = 3 }; /* which columns of the next strip a tile prefetches */
+/* Keeps a vector in a register: else the compiler would read it from memory at every use, and loads
+ * are scarcer than multiply-adds. */
+#if defined(__AVX__)
+#define HOLD(v) __asm__("" : "+x"(v))
+#elif defined(__aarch64__)
+#define HOLD(v) __asm__("" : "+w"(v))
+#else
+#define HOLD(v) (void)(v)
+#endif
 
-/* R rows x C columns of outputs; xp holds the packed tile. The empty statements keep the compiler
- * from holding even and odd weights at once, for which there are not enough registers. */
-INLINE void tile(const int R, const int C, const int ahead, const float *xp, const char *w, int64_t k, int w_type,
-                 const float *bias, char *y, int64_t ldy, int y_type) {
-  const int64_t size = w_type == BF16 ? 2 : 4, stride = k * size;
-  vf acc[ROWS][2 * COLS];
-  UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) acc[r][c] = (vf){0};
-  int64_t i = 0;
-  const char *p = w;
-  for (; i + GROUP <= k; i += GROUP) {
+/* Weights to fetch into L2 meanwhile, `step` bytes a group, in the order of memory: columns taken side
+ * by side are no stream to the hardware. `from` is NULL where there are none. */
+typedef struct {
+  const char *from;
+  int64_t step;
+} ahead;
+
+/* acc[r][c] += x[r] . w[c] over whole groups. The empty statements keep the compiler from holding even and odd weights at
+ * once, for which there are not enough registers. */
+INLINE void dots(const int R, const int C, vf (*acc)[2 * COLS], const float *xp, const char *p, ahead next,
+                 int64_t stride, int64_t groups, int w_type) {
+  const int64_t step = GROUP * (w_type == BF16 ? 2 : 4);
+  for (; groups > 0; groups--, xp += R * GROUP, p += step) {
     vf v[2 * COLS];
-    if (ahead) /* rows of weights are short streams, which the hardware does not foresee */
-      UNROLL for (int c = 0; c < C; c++)
-        if (ahead == ALL || (ahead == EVEN) == (c % 2 == 0)) __builtin_prefetch(p + (C + c) * stride);
+    if (next.from) {
+      UNROLL for (int at = 0; at < C * 4 * GROUP; at += 64)
+        if (at < next.step) __builtin_prefetch(next.from + at, 0, 2);
+      next.from += next.step;
+    }
     UNROLL for (int c = 0; c < C; c++) v[c] = even_weights(p + c * stride, w_type);
     UNROLL for (int r = 0; r < R; r++) {
       vf x = *(const vf *)(xp + r * GROUP);
+      HOLD(x);
       UNROLL for (int c = 0; c < C; c++) acc[r][c] = fma_lanes(x, v[c], acc[r][c]);
     }
     __asm__ volatile("" ::: "memory");
     UNROLL for (int c = 0; c < C; c++) v[c] = odd_weights(p + c * stride, w_type);
     UNROLL for (int r = 0; r < R; r++) {
       vf x = *(const vf *)(xp + r * GROUP + LANES);
+      HOLD(x);
       UNROLL for (int c = 0; c < C; c++) acc[r][c] = fma_lanes(x, v[c], acc[r][c]);
     }
     __asm__ volatile("" ::: "memory");
-    xp += R * GROUP;
-    p += GROUP * size;
   }
+}
+
+#if LANES == 8 && defined(__FMA__) && defined(__x86_64__)
+#define HAND_WRITTEN 1
+/* dots(4, 3) for bfloat16: it takes all 16 registers, which no compiler deals out without spilling.
+ * ymm0 to 11: sums, row by row; 12 to 14: weights; 15: x. */
+#define EVEN_HALF "vpslld $16, %%ymm12, %%ymm12\n vpslld $16, %%ymm13, %%ymm13\n vpslld $16, %%ymm14, %%ymm14\n"
+#define ODD_HALF "vpand (%[p]), %%ymm12, %%ymm12\n vpand (%[p],%[s]), %%ymm13, %%ymm13\n" \
+                 "vpand (%[p],%[s],2), %%ymm14, %%ymm14\n"
+#define ROW(AT, A, B, C)                                                      \
+  "vmovaps " AT "(%[x]), %%ymm15\n"                                           \
+  "vfmadd231ps %%ymm15, %%ymm12, %%ymm" A "\n"                                \
+  "vfmadd231ps %%ymm15, %%ymm13, %%ymm" B "\n"                                \
+  "vfmadd231ps %%ymm15, %%ymm14, %%ymm" C "\n"
+#define ZERO(A) "vxorps %%ymm" A ", %%ymm" A ", %%ymm" A "\n"
+#define STORE(AT, A) "vmovaps %%ymm" A ", " AT "(%[acc])\n"
+static void dots_4x3(vf *acc, const float *xp, const char *p, ahead next, int64_t stride, int64_t groups) {
+  static const vu mask = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
+                          0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
+  const char *q = next.from ? next.from : p;
+  __asm__ volatile(
+      ZERO("0") ZERO("1") ZERO("2") ZERO("3") ZERO("4") ZERO("5") ZERO("6") ZERO("7") ZERO("8") ZERO("9")
+      ZERO("10") ZERO("11")
+      "test %[n], %[n]\n jle 2f\n .p2align 4\n 1:\n"
+      "vmovdqu (%[p]), %%ymm12\n vmovdqu (%[p],%[s]), %%ymm13\n vmovdqu (%[p],%[s],2), %%ymm14\n"
+      "prefetcht1 (%[q])\n prefetcht1 48(%[q])\n" EVEN_HALF
+      ROW("0", "0", "1", "2") ROW("64", "3", "4", "5") ROW("128", "6", "7", "8") ROW("192", "9", "10", "11")
+      "vmovdqa %[mask], %%ymm12\n vmovdqa %%ymm12, %%ymm13\n vmovdqa %%ymm12, %%ymm14\n" ODD_HALF
+      ROW("32", "0", "1", "2") ROW("96", "3", "4", "5") ROW("160", "6", "7", "8") ROW("224", "9", "10", "11")
+      "add $32, %[p]\n add %[move], %[q]\n add $256, %[x]\n dec %[n]\n jnz 1b\n 2:\n"
+      STORE("0", "0") STORE("32", "1") STORE("64", "2") STORE("96", "3") STORE("128", "4") STORE("160", "5")
+      STORE("192", "6") STORE("224", "7") STORE("256", "8") STORE("288", "9") STORE("320", "10")
+      STORE("352", "11")
+      : [p] "+r"(p), [x] "+r"(xp), [n] "+r"(groups), [q] "+r"(q)
+      : [s] "r"(stride), [acc] "r"(acc), [mask] "m"(mask), [move] "r"(next.from ? next.step : 0)
+      : "memory", "cc", "ymm0", "ymm1", "ymm2", "ymm3", "ymm4", "ymm5", "ymm6", "ymm7", "ymm8", "ymm9", "ymm10",
+        "ymm11", "ymm12", "ymm13", "ymm14", "ymm15");
+}
+#else
+#define HAND_WRITTEN 0
+#endif
+
+/* R rows x C columns of outputs; xp holds the packed tile. */
+INLINE void tile(const int R, const int C, const float *xp, const char *w, ahead next, int64_t k, int w_type,
+                 const float *bias, char *y, int64_t ldy, int y_type) {
+  const int64_t size = w_type == BF16 ? 2 : 4, stride = k * size, groups = k / GROUP, i = groups * GROUP;
+  vf acc[ROWS][2 * COLS];
+#if HAND_WRITTEN
+  if (R == 4 && C == 3 && w_type == BF16) {
+    vf sums[12];
+    dots_4x3(sums, xp, w, next, stride, groups);
+    UNROLL for (int n = 0; n < 12; n++) acc[n / 3][n % 3] = sums[n];
+  } else
+#endif
+  {
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) acc[r][c] = (vf){0};
+    dots(R, C, acc, xp, w, next, stride, groups, w_type);
+  }
+  const char *p = w + i * size;
+  xp += groups * R * GROUP;
   if (i < k) { /* zero padded rest, in the same order */
     UNROLL for (int c = 0; c < C; c++) {
       char rest[GROUP * 4] __attribute__((aligned(64))) = {0};
@@ -355,67 +454,84 @@ INLINE void tile(const int R, const int C, const int ahead, const float *xp, con
       }
     }
   }
-  UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) {
-    float v = sum_lanes(acc[r][c]);
-    if (bias) v += bias[c];
-    store_any(y, r * ldy + c, y_type, v);
+  /* Sums of all R * C accumulators, four at a time. */
+  UNROLL for (int first = 0; first < R * C; first += 4) {
+    f4 part[4] = {{0}, {0}, {0}, {0}};
+    UNROLL for (int i = 0; i < 4; i++)
+      if (first + i < R * C) part[i] = sum_to_4(acc[(first + i) / C][(first + i) % C]);
+    f4 v = sums4(part[0], part[1], part[2], part[3]);
+    if (bias) UNROLL for (int i = 0; i < 4; i++)
+        if (first + i < R * C) v[i] += bias[(first + i) % C];
+    u4 bits = y_type == BF16 ? to_bf16_4(v) : (u4)v;
+    UNROLL for (int i = 0; i < 4; i++) {
+      if (first + i >= R * C) continue;
+      int64_t at = (first + i) / C * ldy + (first + i) % C;
+      if (y_type == BF16)
+        ((uint16_t *)y)[at] = (uint16_t)bits[i];
+      else
+        ((float *)y)[at] = v[i];
+    }
   }
 }
 
-/* One strip of weight columns against all packed rows: the strip is read from memory once. The next
- * strip is fetched meanwhile, by the first two tiles in turn, so that no tile waits for all of it. */
-#define STRIP(NAME, C, WT)                                                                         \
-  static void NAME(const float *xp, int64_t rows, const char *w, int64_t k, int64_t groups,        \
-                   const float *bias, char *y, int64_t ldy, int y_type) {                          \
-    const int64_t y_row = ldy * (y_type == BF16 ? 2 : 4);                                          \
-    if (rows >= 8) {                                                                               \
-      tile(4, C, EVEN, xp, w, k, WT, bias, y, ldy, y_type);                                        \
-      rows -= 4, xp += 4 * groups * GROUP, y += 4 * y_row;                                         \
-      tile(4, C, ODD, xp, w, k, WT, bias, y, ldy, y_type);                                         \
-      for (rows -= 4, xp += 4 * groups * GROUP, y += 4 * y_row; rows >= 4;                         \
-           rows -= 4, xp += 4 * groups * GROUP, y += 4 * y_row)                                    \
-        tile(4, C, 0, xp, w, k, WT, bias, y, ldy, y_type);                                         \
-    } else if (rows >= 4) {                                                                        \
-      tile(4, C, ALL, xp, w, k, WT, bias, y, ldy, y_type);                                         \
-      rows -= 4, xp += 4 * groups * GROUP, y += 4 * y_row;                                         \
-    }                                                                                              \
-    if (rows == 3) tile(3, C, 1, xp, w, k, WT, bias, y, ldy, y_type);                              \
-    if (rows == 2) tile(2, C, 1, xp, w, k, WT, bias, y, ldy, y_type);                              \
-    if (rows == 1) tile(1, C, 1, xp, w, k, WT, bias, y, ldy, y_type);                              \
+/* Strips of weights, each against all packed rows, SPAN strips at a time: the weights of a span stay
+ * in L2 while one tile of rows after the other, which stays in L1, passes over them. Meanwhile the
+ * next span is fetched, by every tile an equal part. */
+#define SPAN 8
+
+typedef void tile_fn(const float *xp, const char *w, ahead next, int64_t k, const float *bias, char *y,
+                     int64_t ldy, int y_type);
+#define TILE(R, C, WT, NAME)                                                                            \
+  static void NAME(const float *xp, const char *w, ahead next, int64_t k, const float *bias, char *y,   \
+                   int64_t ldy, int y_type) {                                                           \
+    tile(R, C, xp, w, next, k, WT, bias, y, ldy, y_type);                                               \
   }
+#define TILES(R)                                                                                        \
+  TILE(R, COLS, BF16, tile_##R##_bf16)                                                                  \
+  TILE(R, COLS, F32, tile_##R##_f32)                                                                    \
+  TILE(R, 1, BF16, single_##R##_bf16)                                                                   \
+  TILE(R, 1, F32, single_##R##_f32)
+TILES(1)
+TILES(2)
+TILES(3)
+TILES(4)
 /* For one or two rows twice the columns fit into registers; more streams hide the latency. */
-#define WIDE_STRIP(NAME, C, WT)                                                                    \
-  static void NAME(const float *xp, int64_t rows, const char *w, int64_t k, int64_t groups,        \
-                   const float *bias, char *y, int64_t ldy, int y_type) {                          \
-    (void)groups;                                                                                  \
-    if (rows == 2) tile(2, C, 1, xp, w, k, WT, bias, y, ldy, y_type);                              \
-    if (rows == 1) tile(1, C, 1, xp, w, k, WT, bias, y, ldy, y_type);                              \
-  }
-STRIP(strip_bf16, COLS, BF16)
-STRIP(single_bf16, 1, BF16)
-WIDE_STRIP(wide_bf16, 2 * COLS, BF16)
-STRIP(strip_f32, COLS, F32)
-STRIP(single_f32, 1, F32)
-WIDE_STRIP(wide_f32, 2 * COLS, F32)
+TILE(1, 2 * COLS, BF16, wide_1_bf16)
+TILE(1, 2 * COLS, F32, wide_1_f32)
+TILE(2, 2 * COLS, BF16, wide_2_bf16)
+TILE(2, 2 * COLS, F32, wide_2_f32)
+
+static tile_fn *const tiles[2][ROWS] = {{tile_1_f32, tile_2_f32, tile_3_f32, tile_4_f32},
+                                        {tile_1_bf16, tile_2_bf16, tile_3_bf16, tile_4_bf16}};
+static tile_fn *const singles[2][ROWS] = {{single_1_f32, single_2_f32, single_3_f32, single_4_f32},
+                                          {single_1_bf16, single_2_bf16, single_3_bf16, single_4_bf16}};
+static tile_fn *const wides[2][2] = {{wide_1_f32, wide_2_f32}, {wide_1_bf16, wide_2_bf16}};
 
 /* Columns [n0, n1) of one segment for `rows` packed rows. */
 static void columns(const segment *s, int64_t n0, int64_t n1, const float *packed, int64_t row0,
                     int64_t rows, int64_t k, int64_t groups, int w_type, int y_type) {
   const int64_t w_size = w_type == BF16 ? 2 : 4, y_size = y_type == BF16 ? 2 : 4;
-  for (int64_t n = n0; n < n1;) {
-    const char *w = (const char *)s->w + n * k * w_size;
-    const float *bias = s->bias ? s->bias + n : NULL;
-    char *y = (char *)s->y + (row0 * s->ldy + n) * y_size;
-    if (rows <= 2 && n1 - n >= 2 * COLS) {
-      (w_type == BF16 ? wide_bf16 : wide_f32)(packed, rows, w, k, groups, bias, y, s->ldy, y_type);
-      n += 2 * COLS;
-    } else if (n1 - n >= COLS) {
-      (w_type == BF16 ? strip_bf16 : strip_f32)(packed, rows, w, k, groups, bias, y, s->ldy, y_type);
-      n += COLS;
-    } else {
-      (w_type == BF16 ? single_bf16 : single_f32)(packed, rows, w, k, groups, bias, y, s->ldy, y_type);
-      n += 1;
+  const int64_t num_tiles = (rows + ROWS - 1) / ROWS, num_groups = k / GROUP;
+  int64_t n = n0;
+  while (n < n1) {
+    const int64_t width = rows <= 2 && n1 - n >= 2 * COLS ? 2 * COLS : n1 - n >= COLS ? COLS : 1;
+    int64_t strips = (n1 - n) / width;
+    if (strips > SPAN) strips = SPAN;
+    const int64_t span = strips * width, step = width * GROUP * w_size / num_tiles;
+    const float *xp = packed;
+    for (int64_t left = rows, turn = 0, t; left > 0; left -= t, xp += t * groups * GROUP, turn++) {
+      t = next_tile(left);
+      tile_fn *fn = width == 1 ? singles[w_type][t - 1] : width == COLS ? tiles[w_type][t - 1] : wides[w_type][t - 1];
+      for (int64_t strip = 0; strip < strips; strip++) {
+        const int64_t at = n + strip * width;
+        const char *w = (const char *)s->w + at * k * w_size;
+        ahead next = {NULL, step};
+        if (at + span + width <= s->n) next.from = w + span * k * w_size + turn * step * num_groups;
+        fn(xp, w, next, k, s->bias ? s->bias + at : NULL,
+           (char *)s->y + ((row0 + rows - left) * s->ldy + at) * y_size, s->ldy, y_type);
+      }
     }
+    n += span;
   }
 }
 
@@ -453,7 +569,10 @@ void outrider_linear(const void *x, int64_t ldx, int64_t m, int64_t k, int x_typ
   int64_t block = (256 * 1024) / (4 * groups * GROUP) / ROWS * ROWS;
   block = block < 16 ? 16 : block > 64 ? 64 : block;
   float *packed = scratch_floats(&linear_scratch, (size_t)(m * groups * GROUP));
-  pack_rows(packed, x, ldx, m, k, groups, x_type, w_type == BF16);
+  const int64_t x_size = x_type == BF16 ? 2 : 4;
+  for (int64_t row0 = 0; row0 < m; row0 += block) /* blocks are tiled by themselves */
+    pack_rows(packed + row0 * groups * GROUP, (const char *)x + row0 * ldx * x_size, ldx,
+              m - row0 < block ? m - row0 : block, k, groups, x_type, w_type == BF16);
   linear_call call = {segments, packed, m, k, groups, block, 0, 0, num_segments, w_type, y_type};
   for (int s = 0; s < num_segments; s++) call.strips += (segments[s].n + COLS - 1) / COLS;
   /* A chunk is a multiple of two strips (wide ones), some 10 us of work or an eighth of a thread's. */
@@ -806,6 +925,168 @@ void outrider_attention(const slab *p, const attention *c, int threads) {
   }
   attention_call call = {p, c};
   run_chunks(attention_chunk, &call, tiles, work < 40000 ? 1 : threads); /* too little to share */
+}
+
+/* ---------------------------------------------------------------- decoder layers
+ *
+ * Layers of the kind that Llama made common, one after the other without leaving this file:
+ * h += o(attention(rope(qkv(norm(h))))), h += down(silu(gate(norm(h))) * up(norm(h))). Rounded to the
+ * type of h wherever the library's modules round.
+ */
+
+typedef struct {
+  const void *attention_norm, *mlp_norm; /* [width] */
+  const void *q_norm, *k_norm;           /* [dk], norms of every head by itself, or NULL */
+  segment qkv[3], o, gate_up[2], down;   /* y and ldy are filled in by the pass */
+  slab pool;
+} layer;
+
+typedef struct {
+  void *hidden; /* [rows, width] contiguous: what enters the first layer, then what leaves the last */
+  int64_t rows, width, inner;
+  const void *cos, *sin; /* [rows, dk] of the same type */
+  const int64_t *slots, *kv_rows;
+  int64_t num_slots;
+  attention *attend; /* all but q and out */
+  float eps;
+  int type;
+} pass;
+
+INLINE f8 load8(const void *p, int64_t i, int type) {
+  if (type == F32) return *(const f8u *)((const float *)p + i);
+  u16x8 half = *(const u16x8u *)((const uint16_t *)p + i);
+  return (f8)(__builtin_convertvector(half, u8v) << 16);
+}
+
+/* The nearest numbers that bfloat16 holds, ties to even; NaN stays NaN. */
+INLINE u8v rounded8(f8 v) {
+  u8v u = (u8v)v, nan = (u8v)((u & 0x7fffffffu) > 0x7f800000u);
+  return (((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u) & ~nan) | (0x7fc00000u & nan);
+}
+
+INLINE f8 round8(f8 v, int type) { return type == F32 ? v : (f8)rounded8(v); }
+
+INLINE void store8(void *p, int64_t i, int type, f8 v) {
+  if (type == F32)
+    *(f8u *)((float *)p + i) = v;
+  else
+    *(u16x8u *)((uint16_t *)p + i) = __builtin_convertvector(rounded8(v) >> 16, u16x8);
+}
+
+/* In place: every head of a row turned by the row's position; halves belong together. */
+static void rotate(char *x, int64_t heads, int64_t d, const char *cos, const char *sin, int type) {
+  const int64_t size = type == BF16 ? 2 : 4, half = d / 2;
+  for (int64_t h = 0; h < heads; h++, x += d * size)
+    for (int64_t i = 0; i < half; i += 8) {
+      f8 a = load8(x, i, type), b = load8(x, i + half, type);
+      f8 left = round8(a * load8(cos, i, type), type) + round8(-b * load8(sin, i, type), type);
+      f8 right = round8(b * load8(cos, i + half, type), type) + round8(a * load8(sin, i + half, type), type);
+      store8(x, i, type, left);
+      store8(x, i + half, type, right);
+    }
+}
+
+/* gate = silu(gate) * up */
+static void gate_row(char *gate, const char *up, int64_t n, int type) {
+  for (int64_t i = 0; i < n; i += 8) {
+    f8 g = load8(gate, i, type);
+    i8v negative = g < 0.0f;
+    f8 e = exp8((f8)((i8v)g | (i8v)all8(-0.0f))); /* of minus the absolute value */
+    f8 top = (f8)(((i8v)e & negative) | ((i8v)all8(1.0f) & ~negative));
+    f8 silu = round8(g * (top / (e + 1.0f)), type);
+    store8(gate, i, type, silu * load8(up, i, type));
+  }
+}
+
+/* What of a layer is done row by row: chunks of rows are independent. */
+typedef struct {
+  int step; /* NORM, TURN, GATE, ADD */
+  const pass *p;
+  const layer *l;
+  const void *weight;
+  char *in, *out, *k;
+  int64_t per_chunk;
+} row_call;
+
+enum { NORM, TURN, GATE, ADD };
+
+static void row_chunk(const void *argument, int64_t index) {
+  const row_call *c = argument;
+  const pass *p = c->p;
+  const int64_t size = p->type == BF16 ? 2 : 4, dk = c->l->pool.dk, q_heads = p->attend->q_heads;
+  const int64_t a = index * c->per_chunk, b = a + c->per_chunk < p->rows ? a + c->per_chunk : p->rows;
+  if (c->step == NORM)
+    outrider_rms_norm(c->in + a * p->width * size, p->width, c->weight, c->out + a * p->width * size, b - a,
+                      p->width, p->type, p->eps, 0);
+  for (int64_t r = a; r < b && c->step != NORM; r++) {
+    if (c->step == TURN) {
+      char *q = c->in + r * q_heads * dk * size, *k = c->k + r * c->l->pool.heads * dk * size;
+      if (c->l->q_norm) outrider_rms_norm(q, dk, c->l->q_norm, q, q_heads, dk, p->type, p->eps, 0);
+      if (c->l->k_norm) outrider_rms_norm(k, dk, c->l->k_norm, k, c->l->pool.heads, dk, p->type, p->eps, 0);
+      const char *cos = (const char *)p->cos + r * dk * size, *sin = (const char *)p->sin + r * dk * size;
+      rotate(q, q_heads, dk, cos, sin, p->type);
+      rotate(k, c->l->pool.heads, dk, cos, sin, p->type);
+    } else if (c->step == GATE) {
+      gate_row(c->in + r * p->inner * size, c->out + r * p->inner * size, p->inner, p->type);
+    } else {
+      for (int64_t i = 0; i < p->width; i += 8) {
+        char *h = c->out + r * p->width * size;
+        store8(h, i, p->type, load8(h, i, p->type) + load8(c->in + r * p->width * size, i, p->type));
+      }
+    }
+  }
+}
+
+static void row_wise(row_call call, int threads) {
+  call.per_chunk = call.p->rows / (threads * 4);
+  if (call.per_chunk < 8) call.per_chunk = 8; /* less is not worth handing out */
+  run_chunks(row_chunk, &call, (call.p->rows + call.per_chunk - 1) / call.per_chunk, threads);
+}
+
+static void project(const pass *p, const char *x, int64_t k, segment *parts, int count, char *const *y, int threads) {
+  for (int i = 0; i < count; i++) {
+    parts[i].y = y[i];
+    parts[i].ldy = parts[i].n;
+  }
+  outrider_linear(x, k, p->rows, k, p->type, p->type, p->type, parts, count, threads);
+}
+
+/* Layers [first, last). Rows, widths and heads are multiples of what the vectors hold, as the caller
+ * has checked: width and inner of 8, dk of 16. */
+void outrider_layers(layer *layers, int64_t first, int64_t last, const pass *p, int threads) {
+  const int64_t size = p->type == BF16 ? 2 : 4, rows = p->rows, q_heads = p->attend->q_heads;
+  for (layer *l = layers + first; l < layers + last; l++) {
+    const int64_t dk = l->pool.dk, dv = l->pool.dv, heads = l->pool.heads;
+    const int64_t widths[] = {p->width, q_heads * dk, heads * dk, heads * dv, q_heads * dv, p->inner, p->inner};
+    char *at[7];
+    int64_t total = 0;
+    for (int i = 0; i < 7; i++) total += (rows * widths[i] * size + 63) / 64 * 64;
+    at[0] = (char *)scratch_floats(&pass_scratch, (size_t)(total + 3) / 4);
+    for (int i = 1; i < 7; i++) at[i] = at[i - 1] + (rows * widths[i - 1] * size + 63) / 64 * 64;
+    char *hidden = p->hidden, *x = at[0], *q = at[1], *k = at[2], *v = at[3], *o = at[4], *gate = at[5], *up = at[6];
+    row_call call = {.step = NORM, .p = p, .l = l, .weight = l->attention_norm, .in = hidden, .out = x};
+    row_wise(call, threads);
+    project(p, x, p->width, l->qkv, 3, (char *[]){q, k, v}, threads);
+    call = (row_call){.step = TURN, .p = p, .l = l, .in = q, .k = k};
+    row_wise(call, threads);
+    outrider_kv_write(&l->pool, k, heads * dk, dk, v, heads * dv, dv, p->slots, p->kv_rows, p->num_slots);
+    p->attend->q = q;
+    p->attend->q_row = q_heads * dk;
+    p->attend->q_head = dk;
+    p->attend->out = o;
+    outrider_attention(&l->pool, p->attend, threads);
+    project(p, o, q_heads * dv, &l->o, 1, (char *[]){x}, threads);
+    call = (row_call){.step = ADD, .p = p, .l = l, .in = x, .out = hidden};
+    row_wise(call, threads);
+    call = (row_call){.step = NORM, .p = p, .l = l, .weight = l->mlp_norm, .in = hidden, .out = x};
+    row_wise(call, threads);
+    project(p, x, p->width, l->gate_up, 2, (char *[]){gate, up}, threads);
+    call = (row_call){.step = GATE, .p = p, .l = l, .in = gate, .out = up};
+    row_wise(call, threads);
+    project(p, gate, p->inner, &l->down, 1, (char *[]){x}, threads);
+    call = (row_call){.step = ADD, .p = p, .l = l, .in = x, .out = hidden};
+    row_wise(call, threads);
+  }
 }
 
 int outrider_lanes(void) { return LANES; }

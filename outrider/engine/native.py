@@ -67,6 +67,41 @@ class Attention(ctypes.Structure):
     )
 
 
+class Layer(ctypes.Structure):
+    """One decoder layer, see ``layer`` in native.c."""
+
+    _fields_ = (
+        ("attention_norm", ctypes.c_void_p),
+        ("mlp_norm", ctypes.c_void_p),
+        ("q_norm", ctypes.c_void_p),
+        ("k_norm", ctypes.c_void_p),
+        ("qkv", Segment * 3),
+        ("o", Segment),
+        ("gate_up", Segment * 2),
+        ("down", Segment),
+        ("pool", Slab),
+    )
+
+
+class Pass(ctypes.Structure):
+    """Rows on their way through the layers, see ``pass`` in native.c."""
+
+    _fields_ = (
+        ("hidden", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("inner", ctypes.c_int64),
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("kv_rows", ctypes.c_void_p),
+        ("num_slots", ctypes.c_int64),
+        ("attend", ctypes.POINTER(Attention)),
+        ("eps", ctypes.c_float),
+        ("type", ctypes.c_int),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """Entry points of the loaded library; pointers are integers, counts are C ints of 64 bits."""
@@ -77,6 +112,7 @@ class Kernels:
     rms_norm: Callable[..., None]
     kv_write: Callable[..., None]
     attention: Callable[..., None]
+    layers: Callable[..., None]
 
 
 def load_kernels(*, threads: int | None = None) -> Kernels:
@@ -107,7 +143,9 @@ def load_kernels(*, threads: int | None = None) -> Kernels:
         *(pointer, pointer, count),
     )
     attention.argtypes = (pointer, pointer, flag)
-    for function in (linear, rms_norm, kv_write, attention):
+    layers = library.outrider_layers
+    layers.argtypes = (pointer, count, count, pointer, flag)
+    for function in (linear, rms_norm, kv_write, attention, layers):
         function.restype = None
     return Kernels(
         name=LANE_NAMES[library.outrider_lanes()],
@@ -116,6 +154,7 @@ def load_kernels(*, threads: int | None = None) -> Kernels:
         rms_norm=rms_norm,
         kv_write=kv_write,
         attention=attention,
+        layers=layers,
     )
 
 

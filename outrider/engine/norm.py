@@ -15,7 +15,7 @@ class NativeRMSNorm(nn.Module):
         super().__init__()
         self.weight = weight
         self.variance_epsilon = self.eps = eps
-        self._gemma = gemma
+        self.gemma = gemma
         self._call = kernels.rms_norm
         self._code = TYPE_CODES[weight.dtype]
         self._type = weight.dtype
@@ -32,7 +32,7 @@ class NativeRMSNorm(nn.Module):
         y = torch.empty_like(x)
         self._call(
             *(x.data_ptr(), k, self._pointer, y.data_ptr(), x.numel() // k, k),
-            *(self._code, self.eps, self._gemma),
+            *(self._code, self.eps, self.gemma),
         )
         return y
 

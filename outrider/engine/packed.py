@@ -10,6 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from outrider.engine.attention import NativeAttention
 from outrider.engine.errors import UnsupportedModel
+from outrider.engine.fused import FusedDecoder
 from outrider.engine.linear import replace_linears
 from outrider.engine.model import LoadedModel
 from outrider.engine.native import Kernels
@@ -36,6 +37,8 @@ class PackedModel:
         self._name = f"{NAME_PREFIX}{id(self):x}"
         self._before: str | None = None
         self._taps: Taps | None = None  # found when they are first asked for
+        self.fused: FusedDecoder | None = None
+        """Takes the place of the model's own layers where it proved to compute the same."""
         parameters = inspect.signature(self._module.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._selects_rows = "logits_to_keep" in parameters
@@ -59,12 +62,22 @@ class PackedModel:
             del ALL_ATTENTION_FUNCTIONS[self._name]
             self._before = None
 
-    @contextmanager
-    def tapped(self, plan: StepPlan) -> Iterator[States]:
-        """Let the pass inside fill what is yielded with the hidden states that slices ask for.
+    def forward(self, plan: StepPlan, pool: KVPool) -> tuple[torch.Tensor, States]:
+        """Run one pass; the caller advances cache lengths after it succeeded.
 
-        Raises: UnsupportedModel if the model gives none; ValueError if there is no such layer.
+        Returns the logits, and the hidden states that the plan's slices ask for.
+        Shapes: logits [rows of plan.logit_rows, V] float32.
+        Raises: UnsupportedModel if hidden states are asked for and the model gives none; ValueError
+        if there is no such layer.
         """
+        if self.fused is not None:
+            return self.fused.forward(plan, pool)
+        with self._tapped(plan) as states:
+            return self._run_modules(plan, pool), states
+
+    @contextmanager
+    def _tapped(self, plan: StepPlan) -> Iterator[States]:
+        """Let the pass inside fill what is yielded with the hidden states that slices ask for."""
         if plan.tapped_rows is None:
             yield {}
             return
@@ -73,11 +86,7 @@ class PackedModel:
         with self._taps.reading(plan.taps, plan.tapped_rows) as states:
             yield states
 
-    def forward(self, plan: StepPlan, pool: KVPool) -> torch.Tensor:
-        """Run one pass; the caller advances cache lengths after it succeeded.
-
-        Shapes: returns [rows of plan.logit_rows, V] float32.
-        """
+    def _run_modules(self, plan: StepPlan, pool: KVPool) -> torch.Tensor:
         self.view.begin(plan, pool)
         try:
             arguments: dict[str, Any] = {self._cache_name: self.view, "use_cache": False}

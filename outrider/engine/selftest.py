@@ -8,6 +8,7 @@ import torch
 
 from outrider.engine.cache import SequenceCache
 from outrider.engine.errors import UnsupportedModel
+from outrider.engine.fused import FusedDecoder, NotFusible
 from outrider.engine.ledger import BlockLedger
 from outrider.engine.model import LoadedModel
 from outrider.engine.native import Kernels, KernelsUnavailable, load_kernels
@@ -23,6 +24,9 @@ LENGTHS = (23, 37)
 # Rounding alone gives up to 0.21 in bfloat16 on layer cuts of a small model; one wrong position
 # gives 0.75 and more.
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.4}
+# The same of fused layers against the model's own modules on the same kernels: they round alike but
+# for the last bit of the exponential function.
+FUSED_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 RECURRENT = ("linear_attention", "conv", "mamba", "recurrent", "mamba2")
 
 
@@ -32,6 +36,7 @@ class SelfTestReport:
 
     ``max_error`` is the root mean square logit difference from the plain model in the worst row, in
     standard deviations of its logits;
+    ``kernels_note``: why not all of the native kernels are used;
     ``row_invariant``: a row has the same bits alone and in any batch that was tried.
     """
 
@@ -69,6 +74,8 @@ def prepare(
                 trial = _Trial(packed, settings.block_size)
                 error = trial.compare(sequences, plain)
                 trial.roll_back_and_adopt(sequences[1], plain[1])
+                if mode is Mode.INPLACE and kernels is not None:
+                    note = _fuse(packed, trial, sequences, plain, kernels)
                 # A GPU's library picks its kernels by the number of rows: a few equal bits promise
                 # nothing about the passes that were not tried.
                 on_cpu = model.device.type == "cpu"
@@ -78,9 +85,33 @@ def prepare(
                 reasons.append(f"{mode.value}: {type(problem).__name__}: {problem}")
                 continue
             name = kernels.name if kernels is not None else _library(model.device)
+            name += "-layers" if packed.fused is not None else ""
             report = SelfTestReport(mode.value, row_invariant, name, error, note)
             return packed, trial.pool, report
     raise UnsupportedModel(f"{model.architecture} failed the start-up test: {'; '.join(reasons)}")
+
+
+def _fuse(
+    packed: PackedModel,
+    trial: "_Trial",
+    sequences: list[list[int]],
+    plain: list[torch.Tensor],
+    kernels: Kernels,
+) -> str:
+    """Let fused layers take over if they compute what the modules do; returns why they do not."""
+    modules = trial.logits(sequences)
+    try:
+        packed.fused = FusedDecoder(packed.model, kernels)
+        error = max(map(_distance, trial.logits(sequences), modules))
+        limit = FUSED_TOLERANCES[packed.model.dtype]
+        if not error <= limit:
+            raise NotFusible(f"its logits differ by {error:.3g} deviations")
+        trial.compare(sequences, plain)
+        trial.roll_back_and_adopt(sequences[1], plain[1])
+    except Exception as problem:  # whatever a foreign model is made of
+        packed.fused = None
+        return f"layers are not fused: {problem}"
+    return ""
 
 
 def _refuse_known(model: LoadedModel) -> None:
@@ -162,9 +193,9 @@ class _Trial:
         slices = [Slice(cache, ids, len(ids)) for cache, ids in parts]
         device = self.packed.model.device
         plan = StepPlan.build(slices, block_size=self.block_size, device=device)
-        logits = self.packed.forward(plan, self.pool)
+        logits, _ = self.packed.forward(plan, self.pool)
         view = self.packed.view
-        if view.num_attentions == 0 or view.num_updates == 0:
+        if self.packed.fused is None and not (view.num_attentions and view.num_updates):
             raise NotImplementedError(
                 "the model does not use the cache or the attention we gave it"
             )
@@ -185,6 +216,18 @@ class _Trial:
         first.clear()
         second.clear()
         return error
+
+    def logits(self, sequences: list[list[int]]) -> list[torch.Tensor]:
+        """Return the logits of sequences fed in two parts."""
+        found = []
+        for ids in sequences:
+            cache = self.cache()
+            half = len(ids) // 2
+            found.append(
+                torch.cat([self.feed([(cache, part)])[0] for part in (ids[:half], ids[half:])])
+            )
+            cache.clear()
+        return found
 
     def roll_back_and_adopt(self, ids: list[int], plain: torch.Tensor) -> None:
         """Rejected rows leave no trace; a second sequence takes over committed blocks."""
@@ -222,9 +265,14 @@ class _Trial:
         return same
 
     def _error(self, got: torch.Tensor, plain: torch.Tensor) -> float:
-        worst = (got - plain).square().mean(-1).sqrt().max()
-        error = float(worst / plain.std().clamp_min(1e-30))
+        error = _distance(got, plain)
         limit = TOLERANCES[self.packed.model.dtype]
         if not error <= limit:
             raise ArithmeticError(f"logits differ from the plain model by {error:.3g} deviations")
         return error
+
+
+def _distance(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Root mean square difference of the worst row, in deviations of what is expected."""
+    worst = (got - expected).square().mean(-1).sqrt().max()
+    return float(worst / expected.std().clamp_min(1e-30))

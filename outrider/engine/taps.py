@@ -58,20 +58,27 @@ class Taps:
             yield states
 
     def _hook(self, tap: int, rows: torch.Tensor, states: States) -> Any:
-        """Copy rows as they come by: later layers may reuse the memory."""
-
-        def keep(hidden: torch.Tensor) -> None:
-            states[tap] = hidden[0].index_select(0, rows).to(torch.bfloat16)  # [rows, hidden]
-
         if tap == self.num_layers:
-            return self._norm.register_forward_hook(lambda _, __, output: keep(output))
+
+            def behind(_: nn.Module, __: tuple[Any, ...], output: torch.Tensor) -> None:
+                states[tap] = keep(output[0], rows)
+
+            return self._norm.register_forward_hook(behind)
         if not 0 <= tap < self.num_layers:
             raise ValueError(f"layer {tap} is not in [0, {self.num_layers}]")
 
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            keep(args[0] if args else kwargs["hidden_states"])
+            states[tap] = keep((args[0] if args else kwargs["hidden_states"])[0], rows)
 
         return self._layers[tap].register_forward_pre_hook(before, with_kwargs=True)
+
+
+def keep(hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Copy rows as they come by: later layers may reuse the memory.
+
+    Shapes: hidden [T, H], rows [R]; returns [R, H] bfloat16.
+    """
+    return hidden.index_select(0, rows).to(torch.bfloat16)
 
 
 def features_of(slices: Sequence[Slice], states: States) -> list[torch.Tensor | None]:
