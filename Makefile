@@ -68,7 +68,8 @@ test: $(SETUP) $(STUBS) $(MODELS) ## Run unit, conformance and integration tests
 	$(PYTEST) -m 'not statistical and not parity and not slow'
 
 statistical: $(SETUP) $(STUBS) $(MODELS) ## Run the tests of sampling laws
-	$(PYTEST) -m statistical --timeout 900
+	@# They compute and start little: one process a core, with one thread each.
+	OMP_NUM_THREADS=1 $(PYTEST) -m statistical --timeout 900 -n auto tests/statistical
 
 slow: $(SETUP) $(STUBS) $(MODELS) ## Run the tests that mostly wait
 	$(PYTEST) -m 'slow and not parity and not statistical and not compose' --timeout 300
