@@ -13,7 +13,7 @@ PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup protos models fmt lint test statistical slow law-soak failover-soak parity compose-test compose-check images check demo \
-	up bench-overhead bench-off-switch bench-target-only bench-acceptance bench-drafters gpu-check clean
+	up bench-engine-pass bench-overhead bench-off-switch bench-target-only bench-acceptance bench-drafters gpu-check clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -44,7 +44,7 @@ $(STUBS): $(PROTOS) hatch_build.py $(SETUP)
 
 models: $(MODELS) ## Convert the default models into build/models
 
-$(MODELS): | $(SETUP) $(STUBS)
+$(MODELS): $(wildcard drafter_svc/pretrained/*/drafter.safetensors) | $(SETUP) $(STUBS)
 	$(OFFLINE) $(BIN)/python -m outrider.checkpoints prepare
 	@mkdir -p $(@D) && touch $@
 
@@ -100,6 +100,9 @@ demo: $(SETUP) $(STUBS) $(MODELS) ## Start everything, stream a few prompts, sho
 
 up: $(SETUP) $(STUBS) $(MODELS) ## Start drafter, verifier and orchestrator on loopback and stay
 	$(OFFLINE) $(BIN)/outrider up
+
+bench-engine-pass: $(SETUP) $(STUBS) $(MODELS) ## Measure what a pass of the engine costs by its rows
+	$(OFFLINE) $(BIN)/python -m bench.engine_pass
 
 bench-overhead: $(SETUP) $(STUBS) ## Measure what a cycle costs beyond the models
 	$(OFFLINE) $(BIN)/python -m bench.overhead
