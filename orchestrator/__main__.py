@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from orchestrator.admission import Admission
 from orchestrator.discovery import is_name
 from orchestrator.metrics import OrchestratorMetrics, PresentState
+from orchestrator.right_of_way import RightOfWay
 from orchestrator.servicer import GenerationServicer
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.supervision import Place, Supervisor
@@ -80,6 +81,7 @@ async def _open_measured(
         template_overrides=frozenset(settings.allow_template_difference),
         may_grow=any(is_name(target) for target in settings.drafter),
         has_canary=settings.canary,
+        right_of_way=RightOfWay(settings.priority_budget),
     )
     supervision = asyncio.create_task(Supervisor(pool, places(settings)).run())
     admission = Admission(settings.max_running, settings.max_waiting)

@@ -39,6 +39,7 @@ class Reason(enum.Enum):
     EXPLORED = "explored"  # tried so that estimates stay true
     SHORTENED = "pressure_shortened"
     STOPPED = "pressure_stopped"
+    GAVE_WAY = "gave_way"  # to requests of a higher priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ class DraftLength:
     lane: Lane = field(default_factory=Lane)
     limit: int = 1 << 16
     pressure: Callable[[], Pressure] = lambda: Pressure.NONE
+    most_tokens: Callable[[], int | None] = lambda: None
+    """The longest draft that others allow; None: any."""
     own: SequenceAcceptance = field(default_factory=SequenceAcceptance)
     present: int | None = None
     """The length that choices stay with; None before the first."""
@@ -91,10 +94,14 @@ class DraftLength:
         if self._choice is None or self._choice.cycle != cycle:
             schedule = self.plan.num_draft_tokens
             if isinstance(schedule, AutoLength):
-                self._choice = self._decide(cycle, min(schedule.max_draft_tokens, self.limit))
-                self.lane.source.note_choice(self._choice.num_tokens, self._choice.gain)
+                choice = self._decide(cycle, min(schedule.max_draft_tokens, self.limit))
+                self.lane.source.note_choice(choice.num_tokens, choice.gain)
             else:
-                self._choice = Choice(cycle, schedule(cycle), Reason.FIXED)
+                choice = Choice(cycle, schedule(cycle), Reason.FIXED)
+            most = self.most_tokens()
+            if most is not None and choice.num_tokens > most:
+                choice = Choice(cycle, most, Reason.GAVE_WAY, choice.gain)
+            self._choice = choice
         return self._choice
 
     def bind(self, lane: Lane, limit: int) -> None:

@@ -1,5 +1,6 @@
 """What all requests together have learned about the cost of cycles and the worth of drafts."""
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from orchestrator.acceptance_estimate import SourceAcceptance
@@ -12,6 +13,7 @@ from outrider.draft import Draft
 RATE = 0.05
 FRESH_COUNT = 8
 MAX_JUMP = 4.0  # a pass that takes longer than so many times the usual is a hiccup
+MAX_ROWS = 4096  # of a pass, as far as estimates go
 MAX_STEP_IDS = 4  # a step that feeds more committed ids reads a prompt
 
 
@@ -77,6 +79,17 @@ class VerifyCost:
         sharing = self.num_sharing
         prompts = max(self.other_rows.value - (sharing - 1) * self.own_rows.value, 0.0)
         return [round(prompts + sharing * (1 + length)) for length in range(longest + 1)]
+
+    def rows_within(self, share: float) -> int:
+        """Return how many rows more lengthen a pass without drafts by no more than a share of it.
+
+        0 while passes of one length only are known.
+        """
+        if len(self.by_rows.buckets) < 2:
+            return 0
+        (least,) = self.rows(0)
+        most_ms = (1 + share) * self.by_rows(least)
+        return bisect_right(range(least + 1, MAX_ROWS), most_ms, key=self.by_rows)
 
     def times_ms(self, longest: int) -> list[float]:
         """Return what round trips take where every sequence has a draft of 0 to ``longest``

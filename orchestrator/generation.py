@@ -81,7 +81,8 @@ class Generation:
             good.
         """
         with self._observed():
-            async with admission.slot() as queue_ms:
+            request, right_of_way = self.request, self.pool.right_of_way
+            async with admission.slot(request.priority) as queue_ms:
                 self.was_admitted, self.stats.queue_ms = True, queue_ms
                 verification = LeasedVerification(
                     self.request, self.pool, self.stats, self.timeout_s
@@ -91,9 +92,10 @@ class Generation:
                     steps = decode(
                         self.sequence, verification, drafting, self._transcript(), self.stats
                     )
-                    async for cycle in steps:
-                        self.stats.ttft_ms = self.stats.ttft_ms or self.elapsed_ms
-                        yield cycle
+                    with right_of_way.hold(request.target.key, request.priority):
+                        async for cycle in steps:
+                            self.stats.ttft_ms = self.stats.ttft_ms or self.elapsed_ms
+                            yield cycle
                 finally:
                     self._close(verification, drafting)
 
@@ -129,9 +131,12 @@ class Generation:
             waiting = admission.num_waiting / admission.max_running
             return pressure(verify.queue_share.value, verify.pool_usage, waiting)
 
+        def most_tokens() -> int | None:
+            return self.pool.right_of_way.most_tokens(target, request.priority, verify)
+
         def length(lane: Lane) -> DraftLength:
             limit = max(self.pool.max_draft_tokens(request.target), 1)
-            return DraftLength(plan, request.request_id, lane, limit, present_pressure)
+            return DraftLength(plan, request.request_id, lane, limit, present_pressure, most_tokens)
 
         self._length = length(Lane(verify))
         return Drafting(

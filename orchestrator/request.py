@@ -12,6 +12,7 @@ from outrider.sampling import Mode, SamplingParams
 
 MAX_SALT_CHARACTERS = 256
 MAX_MESSAGES = 1024
+MAX_PRIORITY = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Request:
     sampling: SamplingParams
     plan: SpeculationPlan
     cache_salt: str
+    priority: int = 0
 
     @property
     def mode(self) -> Mode:
@@ -75,6 +77,7 @@ def admit(
     expected: IdentityDigests,
     cache_salt: str,
     policy: Policy,
+    priority: int = 0,
 ) -> Request:
     """Check what a client sent and fill in what it left open.
 
@@ -84,6 +87,9 @@ def admit(
     if len(cache_salt) > MAX_SALT_CHARACTERS:
         limit = f"at most {MAX_SALT_CHARACTERS}"
         raise InvalidField("cache_salt", f"{len(cache_salt)} characters, {limit}")
+    if abs(priority) > MAX_PRIORITY:
+        limit = f"outside [{-MAX_PRIORITY}, {MAX_PRIORITY}]"
+        raise InvalidField("priority", f"{priority} is {limit}")
     prompt_ids = _tokenise(prompt, target)
     return Request(
         request_id=request_id,
@@ -92,6 +98,7 @@ def admit(
         sampling=_resolve(sampling, target, len(prompt_ids)),
         plan=policy.plan(speculation),
         cache_salt=cache_salt,
+        priority=priority,
     )
 
 

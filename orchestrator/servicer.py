@@ -161,6 +161,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             expected=IdentityDigests.from_proto(message.expected),
             cache_salt=message.cache_salt,
             policy=self.policy,
+            priority=message.priority,
         )
 
 

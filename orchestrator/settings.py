@@ -72,6 +72,12 @@ class OrchestratorSettings(ServiceSettings):
         le=1000,
         description="Verifiers are given up after this many times a verification's expected time.",
     )
+    priority_budget: float = Field(
+        default=0.1,
+        ge=0,
+        le=10,
+        description="Share by which drafts of lower priorities may lengthen passes of higher ones.",
+    )
     lookup_on_miss: bool = Field(
         default=True, description="Draft by n-gram lookup where the drafter has nothing ready."
     )

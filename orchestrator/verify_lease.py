@@ -101,6 +101,7 @@ class VerifyLease:
             ratio_rule=RATIO_RULES[request.plan.rule],
             seed=request.sampling.key,
             cache_salt=request.cache_salt,
+            priority=request.priority,
             expected=request.target.identity.digests.to_proto(),
             num_prompt_tokens=len(request.prompt_ids),
         )

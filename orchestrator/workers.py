@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.affinity import PrefixAffinity
 from orchestrator.estimates import Estimates
+from orchestrator.right_of_way import RightOfWay
 from orchestrator.worker import Role, Worker, WorkerState
 from outrider.errors import InvalidField, NotFound, Unavailable
 from outrider.identity import (
@@ -75,6 +76,7 @@ class WorkerPool:
     affinity: PrefixAffinity = field(default_factory=PrefixAffinity)
     num_refusals: Counter[str] = field(default_factory=Counter)  # by address
     estimates: Estimates = field(default_factory=Estimates)
+    right_of_way: RightOfWay = field(default_factory=RightOfWay)
 
     def target(self, name: str) -> Target:
         """Return the named target, or the only one for an empty name.

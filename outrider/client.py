@@ -106,9 +106,10 @@ def generate_request(
     acceptance_rule: AcceptanceRule | None = None,
     trace_top_ids: int = 0,
     cache_salt: str = "",
+    priority: int = 0,
 ) -> pb.GenerateRequest:
     """Build a request from text, from token ids, or from (role, content) messages."""
-    request = pb.GenerateRequest(model=model, cache_salt=cache_salt)
+    request = pb.GenerateRequest(model=model, cache_salt=cache_salt, priority=priority)
     if sampling is not None:
         request.sampling_params.CopyFrom(sampling.to_proto())
     if acceptance_rule is not None:

@@ -143,6 +143,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Makes a sampled output repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may repeat.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after EOS.")] = False,
+    priority: Annotated[int, typer.Option(help="Higher goes first; -100 to 100.")] = 0,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object with text, ids and receipt.")
     ] = False,
@@ -170,6 +171,7 @@ def generate(
             "stop": tuple(stop or ()),
             "ignore_eos": ignore_eos,
         },
+        priority=priority,
         as_json=json,
         timeout_s=timeout_s,
     )

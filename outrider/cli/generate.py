@@ -28,6 +28,7 @@ class GenerateOptions:
     num_draft_tokens: int
     rule: AcceptanceRule | None
     sampling: Mapping[str, object]
+    priority: int
     as_json: bool
     timeout_s: float
 
@@ -92,4 +93,5 @@ def _request(options: GenerateOptions) -> pb.GenerateRequest:
         sources=[options.source] if options.source else [],
         num_draft_tokens=options.num_draft_tokens or None,
         acceptance_rule=options.rule,
+        priority=options.priority,
     )

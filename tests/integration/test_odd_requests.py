@@ -126,6 +126,7 @@ REFUSED: dict[str, tuple[Odd, str]] = {
         "target_only",
     ),
     "an adapter": (whole(lora_id="x"), "lora_id"),
+    "a priority out of range": (whole(priority=101), "priority"),
     "endless salt": (whole(cache_salt="x" * 257), "cache_salt"),
 }
 ANSWERED: dict[str, Odd] = {

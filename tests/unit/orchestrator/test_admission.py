@@ -8,8 +8,10 @@ from orchestrator.admission import Admission
 from outrider.errors import ResourceExhausted
 
 
-async def hold(admission: Admission, name: str, order: list[str], release: asyncio.Event) -> None:
-    async with admission.slot():
+async def hold(
+    admission: Admission, name: str, order: list[str], release: asyncio.Event, priority: int = 0
+) -> None:
+    async with admission.slot(priority):
         order.append(name)
         await release.wait()
 
@@ -32,6 +34,36 @@ async def test_requests_wait_in_order_and_more_are_refused():
     release.set()
     await asyncio.gather(*tasks)
     assert order == ["a", "b", "c"]
+    assert (admission.num_running, admission.num_waiting) == (0, 0)
+
+
+async def test_higher_priorities_go_first_and_equals_in_order():
+    admission, order, release = Admission(1, 5), [], asyncio.Event()
+    tasks = []
+    for name, priority in (("a", -5), ("b", 0), ("c", -1), ("d", 7), ("e", 0), ("f", 7)):
+        tasks.append(asyncio.create_task(hold(admission, name, order, release, priority)))
+        await settle()
+    release.set()
+    await asyncio.gather(*tasks)
+    assert order == ["a", "d", "f", "b", "e", "c"]
+    assert (admission.num_running, admission.num_waiting) == (0, 0)
+
+
+async def test_a_slot_that_is_granted_to_one_who_leaves_goes_on_to_the_next():
+    admission, order = Admission(1, 3), []
+    first, others = asyncio.Event(), asyncio.Event()
+    running = asyncio.create_task(hold(admission, "first", order, first))
+    await settle()
+    leaves = asyncio.create_task(hold(admission, "leaves", order, others))
+    await settle()
+    stays = asyncio.create_task(hold(admission, "stays", order, others))
+    await settle()
+    first.set()
+    await running  # its slot is granted, but who gets it has not run since
+    leaves.cancel()
+    others.set()
+    await asyncio.gather(leaves, stays, return_exceptions=True)
+    assert order[-1] == "stays"
     assert (admission.num_running, admission.num_waiting) == (0, 0)
 
 
