@@ -218,7 +218,10 @@ async def measure(options: argparse.Namespace) -> None:
         run.contestants = [each for each in wanted if each.engine != VLLM]
     try:
         # One after another: each measures how much memory there is, or compiles.
-        for name, command in commands(run.contestants, prepared.target, draft).items():
+        drivers = commands(
+            run.contestants, prepared.target, draft, is_vllm_eager=options.vllm_eager
+        )
+        for name, command in drivers.items():
             print(f"starting {name}", flush=True)
             try:
                 run.peers[name] = await Peer.start(name, command)
@@ -253,6 +256,11 @@ def main() -> None:
         default=list(CONTESTANTS),
         metavar="ENGINE:MODE",
         help=f"by default {' '.join(each.name for each in CONTESTANTS)}",
+    )
+    parser.add_argument(
+        "--vllm-eager",
+        action="store_true",
+        help="vLLM does not compile its models: it starts in a minute, and is slower",
     )
     parser.add_argument(
         "--write-docs", action="store_true", help=f"write {DOCS}/benchmarks.md and its charts"

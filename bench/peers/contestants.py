@@ -1,5 +1,6 @@
 """Who is measured."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +8,8 @@ from pathlib import Path
 
 OUTRIDER, TRANSFORMERS, VLLM = "outrider", "transformers", "vllm"
 VLLM_PYTHON = Path("build/vllm/venv/bin/python")
+# What its manual asks to load first; it comes with its requirements.
+VLLM_OPENMP = Path("build/vllm/venv/lib/libiomp5.so")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,9 @@ def contestant(name: str) -> Contestant:
     return Contestant(engine, mode)
 
 
-def commands(contestants: Sequence[Contestant], target: Path, draft: Path) -> dict[str, list[str]]:
+def commands(
+    contestants: Sequence[Contestant], target: Path, draft: Path, *, is_vllm_eager: bool
+) -> dict[str, list[str]]:
     """Return the command of every driver that is needed, by the name of its process."""
     found: dict[str, list[str]] = {}
     modes = [each.mode for each in contestants if each.engine == OUTRIDER]
@@ -67,10 +72,17 @@ def commands(contestants: Sequence[Contestant], target: Path, draft: Path) -> di
         if each.engine == OUTRIDER:
             found[each.peer] = [sys.executable, "-m", module, "--modes", *modes]
         else:
-            python = str(VLLM_PYTHON) if each.engine == VLLM else sys.executable
+            python = _vllm_python() if each.engine == VLLM else [sys.executable]
             flags = ["--mode", each.mode, "--target", str(target), "--draft", str(draft)]
-            found[each.peer] = [python, "-m", module, *flags]
+            flags += ["--eager"] if each.engine == VLLM and is_vllm_eager else []
+            found[each.peer] = [*python, "-m", module, *flags]
     return found
+
+
+def _vllm_python() -> list[str]:
+    wanted = [str(VLLM_OPENMP.absolute())] if VLLM_OPENMP.exists() else []
+    wanted += filter(None, [os.environ.get("LD_PRELOAD")])
+    return ["env", f"LD_PRELOAD={':'.join(wanted)}", str(VLLM_PYTHON)]
 
 
 def rotated(contestants: Sequence[Contestant], repeat: int) -> list[Contestant]:

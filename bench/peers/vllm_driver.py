@@ -24,8 +24,9 @@ NGRAM = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}  # as in Outrider's own
 class VllmDriver:
     """One asynchronous engine; its core is a process of its own."""
 
-    def __init__(self, mode: str, target: Path, draft: Path) -> None:
+    def __init__(self, mode: str, target: Path, draft: Path, *, is_eager: bool) -> None:
         self._mode, self._target, self._draft = mode, target, draft
+        self._is_eager = is_eager
         self._engine: Any = None
 
     async def start(self) -> dict[str, str]:
@@ -45,12 +46,14 @@ class VllmDriver:
             max_model_len=MAX_MODEL_LENGTH,
             max_num_seqs=MAX_STREAMS,
             speculative_config=self._speculation(),
+            enforce_eager=self._is_eager,
             enable_log_requests=False,
         )
         self._engine = AsyncLLM.from_engine_args(arguments)
         return {
             "vllm": vllm.__version__,
             "draft_model": self._draft.name if self._mode == "draft-model" else "",
+            "model_code": "eager" if self._is_eager else "compiled",
         }
 
     def _speculation(self) -> dict[str, Any] | None:
@@ -101,8 +104,10 @@ def main() -> None:
     parser.add_argument("--mode", required=True, choices=("plain", "ngram", "draft-model"))
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--draft", type=Path, required=True)
+    parser.add_argument("--eager", action="store_true", help="do not compile the models")
     options = parser.parse_args()
-    serve(VllmDriver(options.mode, options.target, options.draft))
+    driver = VllmDriver(options.mode, options.target, options.draft, is_eager=options.eager)
+    serve(driver)
 
 
 if __name__ == "__main__":
