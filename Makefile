@@ -14,7 +14,7 @@ PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup protos models fmt lint test statistical slow law-soak failover-soak parity compose-test compose-check images check demo \
-	up bench-overhead bench-off-switch bench-target-only bench-acceptance bench-drafters \
+	up bench-engine-pass bench-overhead bench-off-switch bench-target-only bench-acceptance bench-drafters \
 	bench-peers bench-side-by-side gpu-check clean
 .DELETE_ON_ERROR:
 
@@ -46,7 +46,7 @@ $(STUBS): $(PROTOS) hatch_build.py $(SETUP)
 
 models: $(MODELS) ## Convert the default models into build/models
 
-$(MODELS): | $(SETUP) $(STUBS)
+$(MODELS): $(wildcard drafter_svc/pretrained/*/drafter.safetensors) | $(SETUP) $(STUBS)
 	$(OFFLINE) $(BIN)/python -m outrider.checkpoints prepare
 	@mkdir -p $(@D) && touch $@
 
@@ -70,7 +70,8 @@ test: $(SETUP) $(STUBS) $(MODELS) ## Run unit, conformance and integration tests
 	$(PYTEST) -m 'not statistical and not parity and not slow'
 
 statistical: $(SETUP) $(STUBS) $(MODELS) ## Run the tests of sampling laws
-	$(PYTEST) -m statistical --timeout 900
+	@# They compute and start little: one process a core, with one thread each.
+	OMP_NUM_THREADS=1 $(PYTEST) -m statistical --timeout 900 -n auto tests/statistical
 
 slow: $(SETUP) $(STUBS) $(MODELS) ## Run the tests that mostly wait
 	$(PYTEST) -m 'slow and not parity and not statistical and not compose' --timeout 300
@@ -101,6 +102,9 @@ demo: $(SETUP) $(STUBS) $(MODELS) ## Start everything, stream a few prompts, sho
 
 up: $(SETUP) $(STUBS) $(MODELS) ## Start drafter, verifier and orchestrator on loopback and stay
 	$(OFFLINE) $(BIN)/outrider up
+
+bench-engine-pass: $(SETUP) $(STUBS) $(MODELS) ## Measure what a pass of the engine costs by its rows
+	$(OFFLINE) $(BIN)/python -m bench.engine_pass
 
 bench-overhead: $(SETUP) $(STUBS) ## Measure what a cycle costs beyond the models
 	$(OFFLINE) $(BIN)/python -m bench.overhead

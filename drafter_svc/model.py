@@ -218,23 +218,17 @@ class DraftingHead:
                     job.take_likely(found[own])
                 continue
             proposals = propose(
-                self._spread(logits),
+                logits,
                 rows,
                 places,
                 mode=mode,
                 vocab_size=size,
                 head_size=self.head_size,
                 num_listed=self.num_listed,
+                draft_ids=self.draft_ids,
             )
             for job, own in zip(jobs, _parts(jobs), strict=True):
                 job.take(proposals[own])
-
-    def _spread(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return logits of all ids: those that the model cannot propose get -inf."""
-        if self.draft_ids is None:
-            return logits
-        spread = logits.new_full((len(logits), self.vocab_size), -torch.inf)
-        return spread.index_copy_(1, self.draft_ids, logits)
 
 
 def _by_law(

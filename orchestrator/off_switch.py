@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 MIN_GAIN = 1.03  # predicted rate over target-only below which drafts do not pay
 NUM_BEFORE_OFF = 32  # cycles in a row, of all requests
-NUM_BETWEEN_PROBES = 256  # cycles of all requests
+EAGER_PROBES = 8  # what turned bad may be good again soon
+BETWEEN_EAGER = 40  # cycles of all requests between two of the first probes
+BETWEEN_PROBES = 256  # between later ones; up to there the distance doubles
 
 
 @dataclass(slots=True)
@@ -14,6 +16,8 @@ class OffSwitch:
     is_off: bool = False
     num_without_gain: int = 0
     num_since_probe: int = 0
+    num_probes: int = 0
+    """Since the source was switched off."""
 
     def note(self, gain: float) -> None:
         """A cycle's best draft length promises this many times the rate of target-only."""
@@ -22,12 +26,19 @@ class OffSwitch:
             return
         self.num_without_gain += 1
         if not self.is_off and self.num_without_gain >= NUM_BEFORE_OFF:
-            self.is_off, self.num_since_probe = True, 0
+            self.is_off, self.num_since_probe, self.num_probes = True, 0, 0
+
+    @property
+    def distance(self) -> int:
+        """Cycles before the next probe."""
+        doublings = max(0, self.num_probes - EAGER_PROBES + 1)
+        return min(BETWEEN_EAGER << min(doublings, 8), BETWEEN_PROBES)
 
     def grants_probe(self) -> bool:
         """Count a cycle that goes without drafts; True if it shall try some instead."""
         self.num_since_probe += 1
-        if self.num_since_probe < NUM_BETWEEN_PROBES:
+        if self.num_since_probe < self.distance:
             return False
         self.num_since_probe = 0
+        self.num_probes += 1
         return True

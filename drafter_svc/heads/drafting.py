@@ -21,9 +21,18 @@ from outrider.tree import GrowingTree
 MAX_TREE_DEPTH = 8
 MAX_LEVEL_WIDTH = 10
 """Nodes of a level that are gone on from, and children that one node gets."""
-LEAST_PROMISE = 0.1
-"""Chance that some node of a level is accepted, below which its children are not asked for: a pass
-of the head takes a tenth of a cycle's time or so, and a level yields a token at most."""
+LEVEL_COST, MOST_PROMISE = 2.4, 0.3
+"""What the nodes of a level must promise together before their children are asked for: see
+``least_promise``."""
+
+
+def least_promise(num_wanted: int) -> float:
+    """Return the expected accepted nodes of a level below which a draft does not go on.
+
+    A level takes a head about as long as the target takes for one more row. A draft of N nodes
+    yields some two tokens in the time of more than N rows, and not half of the children are right.
+    """
+    return min(LEVEL_COST / num_wanted, MOST_PROMISE)
 
 
 @dataclass(slots=True)
@@ -171,7 +180,7 @@ class HeadDrafting:
             for node in level[:MAX_LEVEL_WIDTH]
             if scores[node] > least and self._tree.token_ids[node] not in stops
         ]
-        if sum(scores[node] for node in frontier) < LEAST_PROMISE:
+        if not frontier or sum(scores[n] for n in frontier) < least_promise(self.num_wanted):
             return
         self._frontier = frontier
         parents = [self._head_node(self._tree.parents[node]) for node in frontier]

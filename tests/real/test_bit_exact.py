@@ -114,7 +114,14 @@ async def test_target_only_is_the_same_alone_in_a_batch_and_on_a_prefix_hit(
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(
     ("source", "num_draft_tokens"),
-    [("model", 3), ("parallel", 5), ("suffix+recycling", 12), ("eagle3-tree", 12)],
+    [
+        ("model", 3),
+        ("parallel", 5),
+        ("suffix+recycling", 12),
+        ("eagle3-tree", 12),
+        ("medusa-tree", 12),
+        ("redrafter-tree", 12),
+    ],
 )
 async def test_no_draft_changes_a_token(
     services: Cluster,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from drafter_svc.heads import drafting
 from drafter_svc.heads.eagle import EagleAtWork
 from drafter_svc.heads.engine import HeadEngine
 from drafter_svc.heads.source import HeadSource
@@ -184,7 +185,22 @@ def test_behind_a_pending_draft_nothing_is_proposed(bench):
     assert not block.draft.token_ids
 
 
-def test_a_tree_holds_the_likeliest_nodes_of_all(bench):
+def test_a_level_that_promises_little_ends_the_tree(bench, monkeypatch):
+    bench.source.makes_trees = True
+    lease = bench.source.open(opening())
+    lease.take_features(bench.part(0, 5))
+    (block,) = run(lambda: lease.draft(wanted(0, IDS[:6], num=12)))
+    monkeypatch.setattr(drafting, "MOST_PROMISE", 2.0)
+    monkeypatch.setattr(drafting, "LEVEL_COST", 24.0)
+    (short,) = run(lambda: lease.draft(wanted(6, (), num=12)))
+    assert max(block.draft.parents) >= 0
+    assert set(short.draft.parents) == {-1}
+    assert drafting.least_promise(4) == 2.0
+    assert drafting.least_promise(24) == 1.0
+
+
+def test_a_tree_holds_the_likeliest_nodes_of_all(bench, monkeypatch):
+    monkeypatch.setattr(drafting, "LEVEL_COST", 0.0)  # however little they promise
     bench.source.makes_trees = True
     lease = bench.source.open(opening())
     lease.take_features(bench.part(0, 5))

@@ -16,7 +16,7 @@ from orchestrator.draft_length import (
     uniform,
 )
 from orchestrator.estimates import Average, Lane
-from orchestrator.off_switch import NUM_BEFORE_OFF, NUM_BETWEEN_PROBES
+from orchestrator.off_switch import NUM_BEFORE_OFF
 from orchestrator.policy import ON, AutoLength, ConstantLength, SpeculationPlan
 from orchestrator.pressure import Pressure
 from outrider.draft import Draft
@@ -232,13 +232,15 @@ def test_a_good_drafter_soon_gets_the_longest_drafts():
 
 @pytest.mark.parametrize("cost", COSTS)
 def test_a_useless_drafter_is_off_after_a_bounded_number_of_cycles(cost):
-    played = Play(lambda cycle: 0.0, COSTS[cost]).run(250)
+    played = Play(lambda cycle: 0.0, COSTS[cost]).run(2000)
     reasons = [choice.reason for choice in played]
     first_off = reasons.index(Reason.SWITCHED_OFF)
     # Warm-up, then the count; tries are not counted and come on top.
     assert first_off <= NUM_WARM_UP + NUM_BEFORE_OFF + 12
-    assert set(reasons[first_off:]) == {Reason.SWITCHED_OFF}
-    assert not any(choice.num_tokens for choice in played[first_off:])
+    assert set(reasons[first_off:]) == {Reason.SWITCHED_OFF, Reason.PROBE}
+    drafts = [choice.num_tokens > 0 for choice in played]
+    assert sum(drafts[-1024:]) <= 4 * 4, "in the end four cycles of 256"
+    assert sum(drafts[first_off:400]) <= 4 * 9
 
 
 def test_the_switch_counts_over_all_requests():
@@ -246,7 +248,7 @@ def test_the_switch_counts_over_all_requests():
     for number in range(15):
         play.run(5, f"r{number}")
     assert play.lane.source.switch.is_off
-    assert {c.reason for c in play.run(20, "new")} == {Reason.SWITCHED_OFF}
+    assert {c.reason for c in play.run(20, "new")} <= {Reason.SWITCHED_OFF, Reason.PROBE}
 
 
 def test_a_slow_drafter_is_off_though_it_is_right():
@@ -257,15 +259,15 @@ def test_a_slow_drafter_is_off_though_it_is_right():
     assert sum(choice.num_tokens > 0 for choice in played) <= NUM_WARM_UP + NUM_BEFORE_OFF + 12
 
 
-def test_once_off_drafts_are_tried_every_256_cycles_and_come_back():
-    play = Play(lambda cycle: float(cycle > 200))
-    played = play.run(600)
+@pytest.mark.parametrize("cost", ["memory-bound", "in between"])  # else no draft ever pays
+def test_a_drafter_that_was_bad_for_200_cycles_is_used_again_within_50(cost):
+    """Case 40."""
+    played = Play(lambda cycle: float(cycle > 200), COSTS[cost]).run(400)
     reasons = [choice.reason for choice in played]
-    off = reasons.index(Reason.SWITCHED_OFF)
-    assert reasons.index(Reason.PROBE) in (off + NUM_BETWEEN_PROBES, off + NUM_BETWEEN_PROBES - 1)
-    assert reasons.count(Reason.PROBE) == 4
-    lengths = steady(played)
-    assert lengths[-100:] == [16] * 100
+    assert reasons[199] is Reason.SWITCHED_OFF
+    back = next(c.cycle for c in played if c.cycle > 200 and c.reason in STEADY and c.num_tokens)
+    assert back <= 250
+    assert played[-1].num_tokens > 0
 
 
 def test_a_probe_of_a_drafter_that_became_fast_ends_its_slowness():
@@ -273,7 +275,7 @@ def test_a_probe_of_a_drafter_that_became_fast_ends_its_slowness():
     play = Play(lambda cycle: 1.0, lambda rows: 10.0, lambda k: slow[0], most=4)
     assert play.run(100)[-1].reason is Reason.SWITCHED_OFF
     slow[0] = 0.0
-    assert play.run(900)[-1].num_tokens == 4
+    assert play.run(200)[-1].num_tokens == 4
 
 
 def test_what_is_tried_follows_from_the_request_alone():

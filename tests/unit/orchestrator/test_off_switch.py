@@ -1,8 +1,10 @@
 """The off switch counts cycles of all requests, and pressure has thresholds."""
 
+import itertools
+
 import pytest
 
-from orchestrator.off_switch import NUM_BEFORE_OFF, NUM_BETWEEN_PROBES, OffSwitch
+from orchestrator.off_switch import NUM_BEFORE_OFF, OffSwitch
 from orchestrator.pressure import Pressure, pressure
 
 
@@ -18,18 +20,22 @@ def test_so_many_cycles_in_a_row_without_gain_switch_off():
     assert switch.is_off
 
 
-def test_once_off_every_256th_cycle_is_a_probe_and_a_gain_switches_on():
+def test_once_off_probes_come_soon_then_seldom_and_a_gain_switches_on():
     switch = OffSwitch()
     for _ in range(NUM_BEFORE_OFF):
         switch.note(1.0)
-    probes = [cycle for cycle in range(1, 1025) if switch.grants_probe()]
-    assert probes == [NUM_BETWEEN_PROBES * k for k in (1, 2, 3, 4)]
+    probes = [cycle for cycle in range(1, 1400) if switch.grants_probe()]
+    distances = [b - a for a, b in itertools.pairwise([0, *probes])]
+    assert distances == [*[40] * 8, 80, 160, 256, 256, 256]
     switch.note(1.0)
     assert switch.is_off
     switch.note(1.5)
     assert not switch.is_off
     switch.note(1.0)
     assert not switch.is_off, "it takes as many cycles as ever to switch off again"
+    for _ in range(NUM_BEFORE_OFF):
+        switch.note(1.0)
+    assert switch.distance == 40, "what turned bad anew is tried soon again"
 
 
 @pytest.mark.parametrize(
