@@ -22,7 +22,7 @@ help: ## Show this list
 	@echo 'Outrider: drafters propose, a verifier decides, an orchestrator serves the result.'
 	@echo 'Each target installs and prepares what it needs first, into $(VENV) and build/.'
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo '  PYTHON=python3.12 chooses the interpreter of a new environment, VENV=... its place.'
 
