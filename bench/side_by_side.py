@@ -103,7 +103,7 @@ class SideBySide:
                 await self.play(one, num_streams, None)
                 progress.advance(task)
             for peer in self.peers.values():
-                await peer.settle()
+                await peer.settle()  # again: some only begin to spin with their first work
             for repeat in range(options.repeats):
                 for one, num_streams in self.matches(repeat):
                     progress.update(task, now=f"{one.name}, {num_streams}")
@@ -225,6 +225,7 @@ async def measure(options: argparse.Namespace) -> None:
             print(f"starting {name}", flush=True)
             try:
                 run.peers[name] = await Peer.start(name, command)
+                await run.peers[name].settle()
             except PeerError as error:
                 run.notes.append(f"{name} does not take part: {error}")
                 print(run.notes[-1], flush=True)

@@ -84,7 +84,12 @@ class Peer:
         return played
 
     async def settle(self) -> None:
-        """See how busy it is without work, and stop it between turns if that is too much."""
+        """See how busy it is without work, and stop it between turns if that is too much.
+
+        Who was stopped before stays so.
+        """
+        if self.is_stopped_between_turns:
+            return
         await asyncio.sleep(SETTLE_S)
         pids = procfs.descendants(self._process.pid)
         used_s = procfs.cpu_s(pids)
