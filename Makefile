@@ -6,21 +6,23 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.setup
 STUBS := outrider/v1/__init__.py
 MODELS := build/models/.ready
+PEERS := build/vllm/venv
 PROTOS := $(wildcard protos/outrider/v1/*.proto)
-# Nothing but `setup` reaches the network.
+# Nothing but `setup` and `bench-peers` reaches the network.
 OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup protos models fmt lint test statistical slow law-soak failover-soak parity compose-test compose-check images check demo \
-	up bench-engine-pass bench-overhead bench-off-switch bench-target-only bench-acceptance bench-drafters gpu-check clean
+	up bench-engine-pass bench-overhead bench-off-switch bench-target-only bench-acceptance bench-drafters \
+	bench-peers bench-side-by-side gpu-check clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
 	@echo 'Outrider: drafters propose, a verifier decides, an orchestrator serves the result.'
 	@echo 'Each target installs and prepares what it needs first, into $(VENV) and build/.'
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo '  PYTHON=python3.12 chooses the interpreter of a new environment, VENV=... its place.'
 
@@ -118,6 +120,19 @@ bench-acceptance: $(SETUP) $(STUBS) $(MODELS) ## Measure how often draft tokens 
 
 bench-drafters: $(SETUP) $(STUBS) $(MODELS) ## Measure every draft source on real questions
 	$(OFFLINE) $(BIN)/python -m bench.drafters
+
+bench-peers: $(PEERS)/.setup ## Install vLLM's CPU build into an environment of its own, to be measured beside
+
+$(PEERS)/.setup: bench/peers/requirements.txt
+	$(PYTHON) -m venv --clear $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@# Those that its requirements bring do not fit the torch of CPUs, and importing them ends it.
+	$(PEERS)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+bench-side-by-side: $(SETUP) $(STUBS) $(MODELS) ## Compare with transformers and vLLM; FLAGS=--write-docs writes docs/benchmarks.md
+	@$(MAKE) --no-print-directory bench-peers || echo 'vLLM could not be installed; the others are measured without it'
+	$(OFFLINE) $(BIN)/python -m bench.side_by_side $(FLAGS)
 
 gpu-check: $(SETUP) $(STUBS) ## Check and measure an 8B shape with random weights on this machine's GPU
 	$(OFFLINE) $(BIN)/python -m bench.gpu_check
