@@ -16,9 +16,9 @@ NUM_LISTED = 32
 NUM_NOISED = 128
 """Ids of a row among which the shared noise decides what a tree holds."""
 SHARPNESS = 0.7
-"""How much a lead in noised log probability says, in COUPLED: less than it would if drafter and target
-had the same probabilities. At temperature 0.8 trees of 16 and 32 nodes of an EAGLE-3 head yield 1.63
-and 1.68 tokens with 1.4; 1.69, 1.79 with 1; 1.74, 1.87 with 0.7; 1.76, 1.86 with 0.5."""
+"""How much a lead in noised log probability says, in COUPLED: less than it would if drafter and
+target had the same probabilities. At temperature 0.8 trees of 16 and 32 nodes of an EAGLE-3 head
+yield 1.63 and 1.68 tokens with 1.4; 1.69, 1.79 with 1; 1.74, 1.87 with 0.7; 1.76, 1.86 with 0.5."""
 
 
 @dataclass(frozen=True, slots=True)
