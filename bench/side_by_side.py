@@ -43,6 +43,7 @@ DOCS = Path("docs")
 PLAIN_DRAFT = Path("build/models/smollm2-135m-instruct-plain-draft")
 NUM_WARM_UP = 4  # questions before the first repeat; draft lengths are learned from them
 WARM_UP_TOKENS = 48
+INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class SideBySide:
     peers: dict[str, Peer]
     contestants: list[Contestant]
     notes: list[str] = field(default_factory=list)
+    written: list[Path] = field(default_factory=list)
     turns: dict[tuple[Contestant, int], list[Played]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -139,10 +141,9 @@ class SideBySide:
                 for (each, num), found in results.items()
             ],
         }
-        path = write_report("side_by_side", summary(results), details)
+        self.written = [write_report("side_by_side", summary(results), details)]
         if self.options.write_docs and results:
-            path = write_page(results, self.setting(num_repeats), DOCS)
-        self.options.written = path
+            self.written.append(write_page(results, self.setting(num_repeats), DOCS))
 
     def setting(self, num_repeats: int) -> Setting:
         """Return what the page says about the run."""
@@ -168,7 +169,7 @@ class SideBySide:
             print_table(f"{num} at once", HEADERS, rows)
         for note in self.notes:
             print(note)
-        print(getattr(self.options, "written", "nothing was measured"))
+        print(*self.written, sep="\n")
 
 
 def summary(results: dict[tuple[Contestant, int], Figures]) -> dict[str, float]:
@@ -266,7 +267,11 @@ def main() -> None:
     parser.add_argument(
         "--write-docs", action="store_true", help=f"write {DOCS}/benchmarks.md and its charts"
     )
-    asyncio.run(run_until_signalled(parser.parse_args()))
+    try:
+        asyncio.run(run_until_signalled(parser.parse_args()))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        # What was measured until now has been written after each repeat.
+        raise SystemExit(INTERRUPTED) from None
 
 
 if __name__ == "__main__":
