@@ -31,7 +31,7 @@ from bench.peers.contestants import (
     rotated,
 )
 from bench.peers.figures import Figures, figures
-from bench.peers.page import HEADERS, Setting, of_streams, row, stream_counts, write_page
+from bench.peers.page import Setting, of_streams, stream_counts, write_page
 from bench.peers.plain_draft import write_plain_draft
 from bench.peers.process import Peer, PeerError
 from bench.peers.turn import Played, Turn
@@ -43,6 +43,7 @@ DOCS = Path("docs")
 PLAIN_DRAFT = Path("build/models/smollm2-135m-instruct-plain-draft")
 NUM_WARM_UP = 4  # questions before the first repeat; draft lengths are learned from them
 WARM_UP_TOKENS = 48
+SHORT_HEADERS = ("contestant", "tok/s", "x alone", "x vLLM", "TTFT", "TPOT", "MAL", "equal")
 INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 
 
@@ -165,8 +166,8 @@ class SideBySide:
         """Print the tables."""
         results = self.results
         for num in stream_counts(results):
-            rows = [row(each, found) for each, found in of_streams(results, num).items()]
-            print_table(f"{num} at once", HEADERS, rows)
+            rows = [short_row(each, found) for each, found in of_streams(results, num).items()]
+            print_table(f"{num} at once", SHORT_HEADERS, rows)
         for note in self.notes:
             print(note)
         print(*self.written, sep="\n")
@@ -181,6 +182,20 @@ def summary(results: dict[tuple[Contestant, int], Figures]) -> dict[str, float]:
             if each != base and base.name in one.ratios:
                 found[f"{each.name}, {num}: over {base.name}"] = one.ratios[base.name].median
     return found
+
+
+def short_row(one: Contestant, found: Figures) -> tuple[str, ...]:
+    """Return a line that fits a terminal, under ``SHORT_HEADERS``."""
+    ratios = [found.ratios.get(base.name) for base in BASES]
+    return (
+        one.name,
+        f"{found.tokens_per_s.median:.1f}",
+        *(f"{ratio.median:.2f}" if ratio else "" for ratio in ratios),
+        f"{found.ttft_ms.median:.0f}",
+        f"{found.tpot_p50_ms:.1f}",
+        f"{found.mean_acceptance_length:.2f}",
+        f"{found.num_equal}/{found.num_answers}",
+    )
 
 
 def num_cores() -> int:
