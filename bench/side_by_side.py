@@ -31,7 +31,7 @@ from bench.peers.contestants import (
     rotated,
 )
 from bench.peers.figures import Figures, figures
-from bench.peers.page import HEADERS, Setting, of_streams, row, stream_counts, write_page
+from bench.peers.page import Setting, of_streams, stream_counts, write_page
 from bench.peers.plain_draft import write_plain_draft
 from bench.peers.process import Peer, PeerError
 from bench.peers.turn import Played, Turn
@@ -43,6 +43,8 @@ DOCS = Path("docs")
 PLAIN_DRAFT = Path("build/models/smollm2-135m-instruct-plain-draft")
 NUM_WARM_UP = 4  # questions before the first repeat; draft lengths are learned from them
 WARM_UP_TOKENS = 48
+SHORT_HEADERS = ("contestant", "tok/s", "x alone", "x vLLM", "TTFT", "TPOT", "MAL", "equal")
+INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ class SideBySide:
     peers: dict[str, Peer]
     contestants: list[Contestant]
     notes: list[str] = field(default_factory=list)
+    written: list[Path] = field(default_factory=list)
     turns: dict[tuple[Contestant, int], list[Played]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -139,10 +142,9 @@ class SideBySide:
                 for (each, num), found in results.items()
             ],
         }
-        path = write_report("side_by_side", summary(results), details)
+        self.written = [write_report("side_by_side", summary(results), details)]
         if self.options.write_docs and results:
-            path = write_page(results, self.setting(num_repeats), DOCS)
-        self.options.written = path
+            self.written.append(write_page(results, self.setting(num_repeats), DOCS))
 
     def setting(self, num_repeats: int) -> Setting:
         """Return what the page says about the run."""
@@ -164,11 +166,11 @@ class SideBySide:
         """Print the tables."""
         results = self.results
         for num in stream_counts(results):
-            rows = [row(each, found) for each, found in of_streams(results, num).items()]
-            print_table(f"{num} at once", HEADERS, rows)
+            rows = [short_row(each, found) for each, found in of_streams(results, num).items()]
+            print_table(f"{num} at once", SHORT_HEADERS, rows)
         for note in self.notes:
             print(note)
-        print(getattr(self.options, "written", "nothing was measured"))
+        print(*self.written, sep="\n")
 
 
 def summary(results: dict[tuple[Contestant, int], Figures]) -> dict[str, float]:
@@ -180,6 +182,20 @@ def summary(results: dict[tuple[Contestant, int], Figures]) -> dict[str, float]:
             if each != base and base.name in one.ratios:
                 found[f"{each.name}, {num}: over {base.name}"] = one.ratios[base.name].median
     return found
+
+
+def short_row(one: Contestant, found: Figures) -> tuple[str, ...]:
+    """Return a line that fits a terminal, under ``SHORT_HEADERS``."""
+    ratios = [found.ratios.get(base.name) for base in BASES]
+    return (
+        one.name,
+        f"{found.tokens_per_s.median:.1f}",
+        *(f"{ratio.median:.2f}" if ratio else "" for ratio in ratios),
+        f"{found.ttft_ms.median:.0f}",
+        f"{found.tpot_p50_ms:.1f}",
+        f"{found.mean_acceptance_length:.2f}",
+        f"{found.num_equal}/{found.num_answers}",
+    )
 
 
 def num_cores() -> int:
@@ -266,7 +282,11 @@ def main() -> None:
     parser.add_argument(
         "--write-docs", action="store_true", help=f"write {DOCS}/benchmarks.md and its charts"
     )
-    asyncio.run(run_until_signalled(parser.parse_args()))
+    try:
+        asyncio.run(run_until_signalled(parser.parse_args()))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        # What was measured until now has been written after each repeat.
+        raise SystemExit(INTERRUPTED) from None
 
 
 if __name__ == "__main__":

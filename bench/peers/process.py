@@ -15,7 +15,7 @@ from bench.peers.turn import Played, Turn
 
 LOGS = Path("build/logs/side_by_side")
 MAX_LINE_BYTES = 1 << 26
-START_TIMEOUT_S = 600.0  # vLLM compiles when it starts for the first time
+START_TIMEOUT_S = 1800.0  # vLLM compiles when it starts for the first time
 TURN_TIMEOUT_S = 3600.0
 STOP_S = 60.0
 SETTLE_S = 2.0  # thread pools may spin for a moment after their work
