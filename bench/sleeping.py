@@ -167,7 +167,7 @@ class SleepingLease:
             path = (*kept, token_at(wanted.base + len(kept)))
         start = wanted.base + len(path) + self.is_wrong
         ids = tuple(token_at(start + i) for i in range(wanted.num_draft_tokens))
-        draft = Draft(ids, "model", tuple(map(_distribution, ids)))
+        draft = Draft(ids, "model", tuple(map(draft_distribution, ids)))
         compute_ms = self.sleep.duration_s(len(ids)) * 1e3
         return Block(path=path, draft=draft, compute_ms=compute_ms)
 
@@ -192,7 +192,8 @@ class SleepingSource:
         return SleepingLease(self.sleep, self.is_wrong)
 
 
-def _distribution(token_id: int) -> tuple[bytes, bytes]:
+def draft_distribution(token_id: int) -> tuple[bytes, bytes]:
+    """Return what a drafter that is sure of a token would send, as large as the model source's."""
     ids = [(token_id + i) % VOCAB_SIZE for i in range(NUM_LISTED)]
     counts = wire.quantise(ids, [0.5**i for i in range(1, NUM_LISTED + 1)])
     return wire.pack(ids, counts.tolist())
