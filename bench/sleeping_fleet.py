@@ -22,7 +22,7 @@ import grpc
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from bench.sleeping import (
+from bench.sleeping_model import (
     VOCAB_SIZE,
     Sleep,
     draft_distribution,
