@@ -37,7 +37,7 @@ NUMS_OF_STREAMS = (64, 256)
 MAX_WAITING = 64
 NUM_OFFERED = 512  # beyond the streams that run already
 NUM_WARM_CYCLES = 8
-MAX_REFUSAL_S = 60.0
+MAX_WARM_S, MAX_REFUSAL_S = 120.0, 60.0
 NUM_TOKENS = 60_000
 LOGS = Path("build/logs")
 
@@ -80,15 +80,26 @@ class Streams:
         except grpc.aio.AioRpcError as error:
             self.refusals_s.append(time.monotonic() - began)
             self.refusal_codes[error.code().name] += 1
+            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                print("DBG", index, self.num_cycles[index], error.debug_error_string(), error.details(), flush=True)
 
     async def all_decode(self, num_streams: int) -> None:
-        """Wait until so many have some cycles behind them."""
+        """Wait until so many have some cycles behind them.
 
-        def num_warm() -> int:
-            return sum(count >= NUM_WARM_CYCLES for count in self.num_cycles.values())
-
-        while num_warm() < num_streams:  # noqa: ASYNC110
+        Raises: RuntimeError if a stream ends before, or some do not begin.
+        """
+        began = time.monotonic()
+        while (missing := num_streams - self._num_warm) > 0:
+            if self.refusal_codes or any(task.done() for task in self._tasks):
+                raise RuntimeError(f"streams ended early: {dict(self.refusal_codes)}")
+            if time.monotonic() - began > MAX_WARM_S:
+                least = min(self.num_cycles[index] for index in range(len(self._tasks)))
+                raise RuntimeError(f"{missing} streams do not decode, the last has {least} cycles")
             await asyncio.sleep(0.1)
+
+    @property
+    def _num_warm(self) -> int:
+        return sum(count >= NUM_WARM_CYCLES for count in self.num_cycles.values())
 
     async def all_judged(self, num_refused: int) -> None:
         """Wait until so many are refused, for no longer than can be called an answer."""

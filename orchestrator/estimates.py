@@ -63,6 +63,11 @@ class VerifyCost:
             self.num_leases.observe(max(verdict.num_leases, 1))
 
     @property
+    def is_known(self) -> bool:
+        """True once a round trip was seen to take any time."""
+        return self.beside.value > 0 or self.times_ms(0)[0] > 0
+
+    @property
     def num_sharing(self) -> float:
         """Sequences in a pass: this one, and as many as the rows of others make up."""
         others = self.other_rows.value / max(self.own_rows.value, 1.0)
@@ -76,7 +81,7 @@ class VerifyCost:
         """
         sharing = self.num_sharing
         prompts = max(self.other_rows.value - (sharing - 1) * self.own_rows.value, 0.0)
-        return [round(prompts + sharing * (1 + length)) for length in range(longest + 1)]
+        return [round(prompts + sharing * length) for length in range(1, longest + 2)]
 
     def times_ms(self, longest: int) -> list[float]:
         """Return what round trips take where every sequence has a draft of 0 to ``longest``

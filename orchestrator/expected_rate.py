@@ -42,6 +42,5 @@ def _expected_accepted(lane: Lane, own: SequenceAcceptance, longest: int) -> lis
     """Return the accepted tokens to expect of drafts of 1 to ``longest`` tokens."""
     if lane.source.proposes_trees:
         return lane.source.accepted.values(range(1, longest + 1))
-    shared = lane.source.acceptance
-    survivals = accumulate((own.conditional(at, shared) for at in range(longest)), mul)
+    survivals = accumulate(own.conditionals(longest, lane.source.acceptance), mul)
     return list(accumulate(survivals))
