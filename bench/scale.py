@@ -81,7 +81,14 @@ class Streams:
             self.refusals_s.append(time.monotonic() - began)
             self.refusal_codes[error.code().name] += 1
             if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                print("DBG", index, self.num_cycles[index], error.debug_error_string(), error.details(), flush=True)
+                print(
+                    "DBG",
+                    index,
+                    self.num_cycles[index],
+                    error.debug_error_string(),
+                    error.details(),
+                    flush=True,
+                )
 
     async def all_decode(self, num_streams: int) -> None:
         """Wait until so many have some cycles behind them.
