@@ -37,6 +37,7 @@ NUMS_OF_STREAMS = (64, 256)
 MAX_WAITING = 64
 NUM_OFFERED = 512  # beyond the streams that run already
 NUM_WARM_CYCLES = 8
+RAMP = 32
 MAX_WARM_S, MAX_REFUSAL_S = 120.0, 60.0
 NUM_TOKENS = 60_000
 LOGS = Path("build/logs")
@@ -90,23 +91,26 @@ class Streams:
                     flush=True,
                 )
 
-    async def all_decode(self, num_streams: int) -> None:
-        """Wait until so many have some cycles behind them.
+    async def ramp(self, num_streams: int) -> None:
+        """Start so many, a few at a time, and wait until all have some cycles behind them.
 
-        Raises: RuntimeError if a stream ends before, or some do not begin.
+        Raises: RuntimeError if one ends before, or does not begin.
         """
-        began = time.monotonic()
-        while (missing := num_streams - self._num_warm) > 0:
-            if self.refusal_codes or any(task.done() for task in self._tasks):
-                raise RuntimeError(f"streams ended early: {dict(self.refusal_codes)}")
-            if time.monotonic() - began > MAX_WARM_S:
-                least = min(self.num_cycles[index] for index in range(len(self._tasks)))
-                raise RuntimeError(f"{missing} streams do not decode, the last has {least} cycles")
-            await asyncio.sleep(0.1)
+        while len(self._tasks) < num_streams:
+            self.add(RAMP)
+            await self._until(1)
+        await self._until(NUM_WARM_CYCLES)
 
-    @property
-    def _num_warm(self) -> int:
-        return sum(count >= NUM_WARM_CYCLES for count in self.num_cycles.values())
+    async def _until(self, num_cycles: int) -> None:
+        began = time.monotonic()
+        while True:
+            least = min(self.num_cycles[index] for index in range(len(self._tasks)))
+            if least >= num_cycles:
+                return
+            late = time.monotonic() - began > MAX_WARM_S
+            if late or any(task.done() for task in self._tasks):
+                raise RuntimeError(f"a stream is at {least} cycles; codes {self.refusal_codes}")
+            await asyncio.sleep(0.05)
 
     async def all_judged(self, num_refused: int) -> None:
         """Wait until so many are refused, for no longer than can be called an answer."""
@@ -211,8 +215,7 @@ class Bench:
         """Return a window of so many streams."""
         streams = Streams(self.client, self.draft_length)
         try:
-            streams.add(num_streams)
-            await streams.all_decode(num_streams)
+            await streams.ramp(num_streams)
             return await watch(streams, self.orchestrator, num_streams, span_s)
         finally:
             await streams.close()
@@ -222,8 +225,7 @@ class Bench:
         """Fill every slot, then offer more."""
         streams = Streams(self.client, self.draft_length)
         try:
-            streams.add(num_streams)
-            await streams.all_decode(num_streams)
+            await streams.ramp(num_streams)
             before = await watch(streams, self.orchestrator, num_streams, span_s)
             streams.add(NUM_OFFERED)
             during, _ = await asyncio.gather(
