@@ -1,5 +1,6 @@
 """What all requests together have learned about the cost of cycles and the worth of drafts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.acceptance_estimate import SourceAcceptance
@@ -12,6 +13,7 @@ from outrider.draft import Draft
 RATE = 0.05
 FRESH_COUNT = 8
 MAX_JUMP = 4.0  # a pass that takes longer than so many times the usual is a hiccup
+LEASES_PER_VERDICT_OF_AGE = 8
 MAX_STEP_IDS = 4  # a step that feeds more committed ids reads a prompt
 
 
@@ -33,6 +35,24 @@ class Average:
 
 
 @dataclass(slots=True)
+class Kept:
+    """Values by draft length, which the choices of many streams share for as long as little has
+    changed."""
+
+    _values: list[float] = field(default_factory=list)
+    _made_at: int = 0
+
+    def values(
+        self, longest: int, num_changes: int, max_age: int, make: Callable[[int], list[float]]
+    ) -> list[float]:
+        """Return the values for 0 to ``longest``, made at most ``max_age`` changes ago."""
+        is_old = num_changes - self._made_at > max_age or not max_age
+        if is_old or longest >= len(self._values):
+            self._values, self._made_at = make(longest), num_changes
+        return self._values[: longest + 1]
+
+
+@dataclass(slots=True)
 class VerifyCost:
     """What a verification takes at the verifiers of one target, and who shares its passes.
 
@@ -47,6 +67,7 @@ class VerifyCost:
     num_leases: Average = field(default_factory=Average)
     queue_share: Average = field(default_factory=lambda: Average(0.0, FRESH_COUNT))
     pool_usage: float = 0.0
+    _times: Kept = field(default_factory=Kept)
 
     def observe(self, draft: Draft, verdict: Verdict) -> None:
         """Learn from a verdict; ``draft`` is what was verified."""
@@ -86,8 +107,19 @@ class VerifyCost:
     def times_ms(self, longest: int) -> list[float]:
         """Return what round trips take where every sequence has a draft of 0 to ``longest``
         tokens."""
-        beside_ms = self.beside.value
-        return [beside_ms + pass_ms for pass_ms in self.by_rows.values(self.rows(longest))]
+
+        def made(longest: int) -> list[float]:
+            beside_ms = self.beside.value
+            return [beside_ms + pass_ms for pass_ms in self.by_rows.values(self.rows(longest))]
+
+        return self._times.values(longest, self.by_rows.num_changes, self.max_age, made)
+
+    @property
+    def max_age(self) -> int:
+        """Verdicts for which cost tables by draft length are kept: a share of those of one cycle of
+        all streams, so that each stream sees them newly made in each of its own cycles; few streams
+        see every verdict."""
+        return int(self.num_leases.value) // LEASES_PER_VERDICT_OF_AGE
 
 
 @dataclass(slots=True)
@@ -102,13 +134,19 @@ class DraftCost:
     wait: MonotoneTable = field(default_factory=MonotoneTable)
     compute: MonotoneTable = field(default_factory=lambda: MonotoneTable(MAX_JUMP, True))
     arrival: Average = field(default_factory=lambda: Average(1.0, 1))
+    _waits: Kept = field(default_factory=Kept)
 
-    def waits_ms(self, longest: int) -> list[float]:
-        """Return the waits for drafts of 0 to ``longest`` tokens.
+    def waits_ms(self, longest: int, max_age: int = 0) -> list[float]:
+        """Return the waits for drafts of 0 to ``longest`` tokens, as they were known at most so
+        many drafts ago.
 
         Outside the lengths that were waited for, a wait differs by what the drafter's compute does;
         where all drafts were hidden behind verifications, longer ones are taken to be so as well.
         """
+        num_changes = self.wait.num_changes + self.compute.num_changes
+        return self._waits.values(longest, num_changes, 2 * max_age, self._waits_ms)
+
+    def _waits_ms(self, longest: int) -> list[float]:
         known = range(min(self.wait.buckets, default=0), max(self.wait.buckets, default=0) + 1)
         least, most = self.wait.values((known[0], known[-1]))
         computes = self.compute.values(range(longest + 1))

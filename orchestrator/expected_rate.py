@@ -15,9 +15,10 @@ def expected_rates(lane: Lane, own: SequenceAcceptance, longest: int) -> list[fl
     """
     draft, arrival = lane.draft, lane.draft.arrival.value
     without_ms, *with_ms = lane.verify.times_ms(longest)
+    waits_ms = draft.waits_ms(longest, lane.verify.max_age)
     rates = [1 / without_ms]
     for accepted, verify_ms, wait_ms in zip(
-        _expected_accepted(lane, own, longest), with_ms, draft.waits_ms(longest)[1:], strict=True
+        _expected_accepted(lane, own, longest), with_ms, waits_ms[1:], strict=True
     ):
         cycle_ms = wait_ms + arrival * verify_ms + (1 - arrival) * without_ms
         rates.append((1 + arrival * accepted) / cycle_ms)

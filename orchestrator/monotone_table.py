@@ -41,6 +41,8 @@ class MonotoneTable:
     max_jump: float = math.inf
     from_origin: bool = False
     buckets: dict[int, Bucket] = field(default_factory=dict)
+    num_changes: int = 0
+    """Samples and refreshes so far."""
     _fitted: tuple[list[int], list[float]] | None = None
     _ascends: bool = False
 
@@ -55,6 +57,7 @@ class MonotoneTable:
         bucket = self.buckets.setdefault(at, Bucket())
         if bucket.weight:
             value = min(value, self.max_jump * bucket.mean)
+        self.num_changes += 1
         bucket.weight += 1
         bucket.mean += max(RATE, 1 / bucket.weight) * (value - bucket.mean)
         self._refit(at, bucket.mean)
@@ -63,6 +66,7 @@ class MonotoneTable:
         """Let the next samples count for more than the old ones."""
         for bucket in self.buckets.values():
             bucket.weight = min(bucket.weight, FRESH_WEIGHT)
+        self.num_changes += 1
         self._fitted = None
 
     def __call__(self, count: int) -> float:

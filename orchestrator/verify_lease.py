@@ -231,6 +231,7 @@ class VerifyLease:
             raise VerifierLost("verifier sent a verdict that does not fit the draft")
         self.ledger.expect(len(sequence) + len(nodes))
         self.ledger.observe(verdict.cache_length)
+        load = verdict.load
         return Verdict(
             accepted_nodes=nodes,
             next_token_id=verdict.next_token_id,
@@ -244,9 +245,9 @@ class VerifyLease:
             margin=verdict.min_decision_margin,
             num_rows=max(self.num_sent - verdict.cached_tokens, 0),
             rows_in_pass=verdict.rows_in_pass,
-            num_leases=verdict.load.num_running_reqs,
-            num_waiting=verdict.load.num_waiting_reqs,
-            pool_usage=verdict.load.token_usage,
+            num_leases=load.num_running_reqs,
+            num_waiting=load.num_waiting_reqs,
+            pool_usage=load.token_usage,
             trace=verdict.trace if verdict.HasField("trace") else None,
             no_room_for_draft=verdict.no_room_for_draft,
             continuations=verdict.continuations if verdict.HasField("continuations") else None,
