@@ -40,6 +40,7 @@ NUM_WARM_CYCLES = 8
 RAMP = 32
 MAX_WARM_S, MAX_REFUSAL_S = 120.0, 60.0
 NUM_TOKENS = 60_000
+THREADS = ("event loop", "event_engine", "python")
 LOGS = Path("build/logs")
 
 
@@ -159,7 +160,7 @@ def cpu_s_by_thread(pid: int) -> dict[str, float]:
         ticks = sum(map(int, fields.split()[11:13]))  # utime, stime: proc(5)
         # Python's threads are named after the process: the loop's is the first, grpc's poller is
         # the other that counts.
-        used["event loop" if task.name == str(pid) else name] += ticks  # type: ignore[assignment]
+        used["event loop" if task.name == str(pid) else name] += ticks
     return {name: ticks / os.sysconf("SC_CLK_TCK") for name, ticks in used.items()}
 
 
@@ -316,11 +317,12 @@ def report(
         }
         measures = (spread(per_cpu_s), spread(per_s), spread(tokens_per_s))
         rows.append((str(num_streams), *measures, f"{p50:.1f}", f"{p99:.1f}"))
-        by_thread: Counter[str] = Counter()
-        for window in own:
-            by_thread.update(window.cpu_s_by_thread)  # type: ignore[arg-type]
         num_cycles = sum(window.num_cycles for window in own)
-        shares = (f"{name} {1e6 * s / num_cycles:.0f}" for name, s in by_thread.most_common(4))
+        us_by_thread = {
+            name: 1e6 * sum(window.cpu_s_by_thread.get(name, 0.0) for window in own) / num_cycles
+            for name in THREADS
+        }
+        shares = (f"{name} {used:.0f}" for name, used in us_by_thread.items())
         print(f"{num_streams} streams, CPU microseconds per cycle by thread: {', '.join(shares)}")
     headers = ("streams", "cycles/CPU-s", "cycles/s", "tokens/s", "added p50 ms", "added p99 ms")
     print_table("one orchestrator: median (least-most) of all rounds", headers, rows)

@@ -67,7 +67,6 @@ class VerifyCost:
     num_leases: Average = field(default_factory=Average)
     queue_share: Average = field(default_factory=lambda: Average(0.0, FRESH_COUNT))
     pool_usage: float = 0.0
-    _times: Kept = field(default_factory=Kept)
 
     def observe(self, draft: Draft, verdict: Verdict) -> None:
         """Learn from a verdict; ``draft`` is what was verified."""
@@ -107,18 +106,14 @@ class VerifyCost:
     def times_ms(self, longest: int) -> list[float]:
         """Return what round trips take where every sequence has a draft of 0 to ``longest``
         tokens."""
-
-        def made(longest: int) -> list[float]:
-            beside_ms = self.beside.value
-            return [beside_ms + pass_ms for pass_ms in self.by_rows.values(self.rows(longest))]
-
-        return self._times.values(longest, self.by_rows.num_changes, self.max_age, made)
+        beside_ms = self.beside.value
+        return [beside_ms + pass_ms for pass_ms in self.by_rows.values(self.rows(longest))]
 
     @property
     def max_age(self) -> int:
-        """Verdicts for which cost tables by draft length are kept: a share of those of one cycle of
-        all streams, so that each stream sees them newly made in each of its own cycles; few streams
-        see every verdict."""
+        """Verdicts for which the cost of cycles by draft length is kept: a share of those of one
+        cycle of all streams, so that each stream finds it newly made in each of its own cycles; few
+        streams see every verdict."""
         return int(self.num_leases.value) // LEASES_PER_VERDICT_OF_AGE
 
 
@@ -134,19 +129,32 @@ class DraftCost:
     wait: MonotoneTable = field(default_factory=MonotoneTable)
     compute: MonotoneTable = field(default_factory=lambda: MonotoneTable(MAX_JUMP, True))
     arrival: Average = field(default_factory=lambda: Average(1.0, 1))
-    _waits: Kept = field(default_factory=Kept)
+    _cycles: Kept = field(default_factory=Kept)
 
-    def waits_ms(self, longest: int, max_age: int = 0) -> list[float]:
-        """Return the waits for drafts of 0 to ``longest`` tokens, as they were known at most so
-        many drafts ago.
+    def cycles_ms(self, longest: int, verify: VerifyCost) -> list[float]:
+        """Return what cycles take that ask for 0 to ``longest`` tokens, as it was known up to
+        ``verify.max_age`` verdicts ago."""
+        num_changes = self.wait.num_changes + verify.by_rows.num_changes
+        return self._cycles.values(
+            longest, num_changes, verify.max_age, lambda longest: self._cycles_ms(longest, verify)
+        )
+
+    def _cycles_ms(self, longest: int, verify: VerifyCost) -> list[float]:
+        arrival = self.arrival.value
+        without_ms, *with_ms = verify.times_ms(longest)
+        waits_ms = self.waits_ms(longest)[1:]
+        cycles_ms = [
+            wait_ms + arrival * verify_ms + (1 - arrival) * without_ms
+            for wait_ms, verify_ms in zip(waits_ms, with_ms, strict=True)
+        ]
+        return [without_ms, *cycles_ms]
+
+    def waits_ms(self, longest: int) -> list[float]:
+        """Return the waits for drafts of 0 to ``longest`` tokens.
 
         Outside the lengths that were waited for, a wait differs by what the drafter's compute does;
         where all drafts were hidden behind verifications, longer ones are taken to be so as well.
         """
-        num_changes = self.wait.num_changes + self.compute.num_changes
-        return self._waits.values(longest, num_changes, 2 * max_age, self._waits_ms)
-
-    def _waits_ms(self, longest: int) -> list[float]:
         known = range(min(self.wait.buckets, default=0), max(self.wait.buckets, default=0) + 1)
         least, most = self.wait.values((known[0], known[-1]))
         computes = self.compute.values(range(longest + 1))

@@ -49,7 +49,9 @@ class Draft:
 
     def has_path(self, nodes: Sequence[int]) -> bool:
         """True if the nodes are a way through the draft from its beginning."""
-        parents = self.parents or chain_parents(len(self))
+        if not self.parents:
+            return len(nodes) <= len(self) and tuple(nodes) == tuple(range(len(nodes)))
+        parents = self.parents
         known = all(0 <= node < min(len(parents), len(self)) for node in nodes)
         return known and all(
             parents[node] == before for before, node in zip((-1, *nodes), nodes, strict=False)
