@@ -298,7 +298,8 @@ def report(
     windows: Sequence[Window], floods: Sequence[Flood], samples: Sequence[tuple[float, float]]
 ) -> dict[str, float]:
     """Print the tables; returns the summary."""
-    rows, summary = [], {}
+    rows: list[tuple[str, ...]] = []
+    summary: dict[str, float] = {}
     for num_streams in NUMS_OF_STREAMS:
         own = [window for window in windows if window.num_streams == num_streams]
         if not own:
