@@ -13,7 +13,6 @@ from outrider.draft import Draft
 RATE = 0.05
 FRESH_COUNT = 8
 MAX_JUMP = 4.0  # a pass that takes longer than so many times the usual is a hiccup
-LEASES_PER_VERDICT_OF_AGE = 8
 MAX_STEP_IDS = 4  # a step that feeds more committed ids reads a prompt
 
 
@@ -111,10 +110,10 @@ class VerifyCost:
 
     @property
     def max_age(self) -> int:
-        """Verdicts for which the cost of cycles by draft length is kept: a share of those of one
-        cycle of all streams, so that each stream finds it newly made in each of its own cycles; few
-        streams see every verdict."""
-        return int(self.num_leases.value) // LEASES_PER_VERDICT_OF_AGE
+        """Verdicts for which the cost of cycles by draft length is kept: half as many as all streams
+        have in one cycle, so that each stream finds it newly made in each of its own cycles. A lone
+        stream sees every verdict."""
+        return int(self.num_leases.value) // 2
 
 
 @dataclass(slots=True)
