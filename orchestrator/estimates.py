@@ -110,8 +110,8 @@ class VerifyCost:
 
     @property
     def max_age(self) -> int:
-        """Verdicts for which the cost of cycles by draft length is kept: half as many as all streams
-        have in one cycle, so that each stream finds it newly made in each of its own cycles. A lone
+        """Verdicts for which the cost of cycles by draft length is kept: half as many as streams
+        have in one cycle, so that each finds it newly made in each of its own cycles. A lone
         stream sees every verdict."""
         return int(self.num_leases.value) // 2
 
