@@ -82,15 +82,6 @@ class Streams:
         except grpc.aio.AioRpcError as error:
             self.refusals_s.append(time.monotonic() - began)
             self.refusal_codes[error.code().name] += 1
-            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                print(
-                    "DBG",
-                    index,
-                    self.num_cycles[index],
-                    error.debug_error_string(),
-                    error.details(),
-                    flush=True,
-                )
 
     async def ramp(self, num_streams: int) -> None:
         """Start so many, a few at a time, and wait until all have some cycles behind them.
@@ -345,7 +336,7 @@ def report(
         }
         print(
             f"{NUM_OFFERED} more than {max(NUMS_OF_STREAMS)}: {spread(num_refused)} refused, "
-            f"{sum(num_others)} failed otherwise, refusals p50 {summary['refusal_p50_ms']:.0f} ms, "
+            f"{sum(num_others)} ended otherwise, answers p50 {summary['refusal_p50_ms']:.0f} ms, "
             f"p99 {summary['refusal_p99_ms']:.0f} ms; running streams at {spread(paces, 2)} of "
             f"their pace, longest gap {summary['longest_gap_ms_before']:.0f} ms before, "
             f"{summary['longest_gap_ms_while_refusing']:.0f} ms meanwhile"
