@@ -14,7 +14,7 @@ PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup protos models fmt lint test statistical slow law-soak failover-soak parity compose-test compose-check images check demo \
-	up bench-engine-pass bench-overhead bench-off-switch bench-target-only bench-acceptance bench-drafters \
+	up bench-engine-pass bench-overhead bench-off-switch bench-scale bench-target-only bench-acceptance bench-drafters \
 	bench-peers bench-side-by-side gpu-check clean
 .DELETE_ON_ERROR:
 
@@ -111,6 +111,9 @@ bench-overhead: $(SETUP) $(STUBS) ## Measure what a cycle costs beyond the model
 
 bench-off-switch: $(SETUP) $(STUBS) ## Measure what useless and slow drafters cost once they are off
 	$(OFFLINE) $(BIN)/python -m bench.off_switch
+
+bench-scale: $(SETUP) $(STUBS) ## Measure what one orchestrator carries, and what it refuses
+	$(OFFLINE) $(BIN)/python -m bench.scale
 
 bench-target-only: $(SETUP) $(STUBS) $(MODELS) ## Compare target-only decoding with transformers
 	$(OFFLINE) $(BIN)/python -m bench.target_only

@@ -5,10 +5,7 @@ before. Everything around it is the real thing: servicers, leases, digests, pack
 gRPC.
 """
 
-import asyncio
 import sys
-import time
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,23 +14,19 @@ from types import SimpleNamespace
 import grpc
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
+from bench.sleeping_model import (
+    Sleep,
+    draft_distribution,
+    sleeping_identity,
+    token_at,
+    tokenizer_files,
+)
 from drafter_svc.servicer import DrafterServicer
 from drafter_svc.source import Block, Opening, Wanted
-from outrider import wire
 from outrider.acceptance import Decision, num_accepted
 from outrider.draft import Draft
 from outrider.engine import EngineSettings, EngineStats
-from outrider.identity import (
-    IdentityDigests,
-    ModelIdentity,
-    Numerics,
-    TokenizerFiles,
-    tokenizer_digest,
-    tokenizer_probe_digest,
-)
 from outrider.sampling import Mode
 from outrider.serving.process import run
 from outrider.serving.server import Register
@@ -43,9 +36,6 @@ from outrider.worker import Capabilities, WorkerServicer, engine_load
 from verifier_svc.servicer import VerifierServicer
 from verifier_svc.verification import Verification
 
-VOCAB_SIZE = 256
-MAX_CONTEXT = 1 << 16
-NUM_LISTED = 32  # entries of each draft distribution, as the model source sends them
 IDLE = EngineStats(0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0.0, 0)
 
 
@@ -72,33 +62,6 @@ class SleepingSettings(ServiceSettings):
     def sleep(self) -> "Sleep":
         """How long the worker's compute takes."""
         return Sleep(self.compute_ms / 1e3, self.row_ms / 1e3, self.spin_ms / 1e3)
-
-
-def token_at(position: int) -> int:
-    """Return the target's token at a position."""
-    return position % VOCAB_SIZE
-
-
-@dataclass(frozen=True, slots=True)
-class Sleep:
-    """A duration by rows; with a last stretch that is busy it is kept to some ten microseconds."""
-
-    base_s: float
-    row_s: float
-    spin_s: float
-
-    def duration_s(self, num_rows: int) -> float:
-        """Return what so many rows take."""
-        return self.base_s + num_rows * self.row_s
-
-    async def __call__(self, num_rows: int) -> None:
-        """Take this long."""
-        duration_s = self.duration_s(num_rows)
-        end = time.perf_counter() + duration_s
-        if duration_s > self.spin_s:
-            await asyncio.sleep(duration_s - self.spin_s)
-        while self.spin_s and time.perf_counter() < end:
-            pass
 
 
 @dataclass(slots=True)
@@ -167,7 +130,7 @@ class SleepingLease:
             path = (*kept, token_at(wanted.base + len(kept)))
         start = wanted.base + len(path) + self.is_wrong
         ids = tuple(token_at(start + i) for i in range(wanted.num_draft_tokens))
-        draft = Draft(ids, "model", tuple(map(_distribution, ids)))
+        draft = Draft(ids, "model", tuple(map(draft_distribution, ids)))
         compute_ms = self.sleep.duration_s(len(ids)) * 1e3
         return Block(path=path, draft=draft, compute_ms=compute_ms)
 
@@ -190,38 +153,6 @@ class SleepingSource:
     def open(self, opening: Opening) -> SleepingLease:
         """Begin."""
         return SleepingLease(self.sleep, self.is_wrong)
-
-
-def _distribution(token_id: int) -> tuple[bytes, bytes]:
-    ids = [(token_id + i) % VOCAB_SIZE for i in range(NUM_LISTED)]
-    counts = wire.quantise(ids, [0.5**i for i in range(1, NUM_LISTED + 1)])
-    return wire.pack(ids, counts.tolist())
-
-
-def tokenizer_files() -> TokenizerFiles:
-    """Return a tokenizer whose ids 0 to VOCAB_SIZE - 1 read as numbers."""
-    words = {f"{i} ": i for i in range(VOCAB_SIZE)}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="0 "))
-    return TokenizerFiles({"tokenizer.json": tokenizer.to_str().encode()})
-
-
-def sleeping_identity(files: TokenizerFiles) -> ModelIdentity:
-    """Return the identity that verifier and drafter share."""
-    return ModelIdentity(
-        name="sleeping",
-        revision="",
-        architecture="Sleeping",
-        digests=IdentityDigests(tokenizer_digest(files), "", "sleeping"),
-        tokenizer_probe_digest=tokenizer_probe_digest(files),
-        vocab_size=VOCAB_SIZE,
-        logits_size=VOCAB_SIZE,
-        max_context_length=MAX_CONTEXT,
-        eos_token_ids=(),
-        bos_token_id=None,
-        pad_token_id=None,
-        numerics=Numerics(row_invariant=True),
-        incarnation=uuid.uuid4().hex,
-    )
 
 
 @asynccontextmanager

@@ -25,6 +25,13 @@ class SourceAcceptance:
             return PRIOR
         return self.probs[min(position, len(self.probs) - 1)]
 
+    def conditionals(self, num_positions: int) -> list[float]:
+        """Return the chances at the first positions."""
+        if not self.probs:
+            return [PRIOR] * num_positions
+        beyond = [self.probs[-1]] * (num_positions - len(self.probs))
+        return [*self.probs[:num_positions], *beyond]
+
     def observe(self, num_accepted: int, num_drafted: int) -> None:
         """Learn from a chain; positions behind the first rejection were not reached."""
         for position in range(min(num_accepted + 1, num_drafted)):
@@ -55,6 +62,14 @@ class SequenceAcceptance:
         if position >= len(self.hits):
             return prior / SHARED_WEIGHT
         return (self.hits[position] + prior) / (self.reached[position] + SHARED_WEIGHT)
+
+    def conditionals(self, num_positions: int, shared: SourceAcceptance) -> list[float]:
+        """Return the chances at the first positions."""
+        chances = shared.conditionals(num_positions)
+        own = zip(chances, self.hits, self.reached, strict=False)
+        for position, (prior, hits, reached) in enumerate(own):
+            chances[position] = (hits + SHARED_WEIGHT * prior) / (reached + SHARED_WEIGHT)
+        return chances
 
     def observe(self, num_accepted: int, num_drafted: int) -> None:
         """Learn from a chain."""

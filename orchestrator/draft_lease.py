@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from orchestrator.board import DraftBlock, DraftBoard
+from orchestrator.deadline import Deadline
 from orchestrator.estimates import DraftCost
 from orchestrator.kept_features import KeptFeatures, StepFeatures
 from orchestrator.kv_ledger import KVLedger
@@ -63,6 +64,7 @@ class GrpcDraftLease:
     reader: "asyncio.Task[None] | None" = None
     cost: DraftCost = field(default_factory=DraftCost)
     """Learns what the drafter says that its blocks took."""
+    deadline: Deadline = field(default_factory=Deadline)
 
     @classmethod
     def open(
@@ -166,7 +168,7 @@ class GrpcDraftLease:
         self.asked = Asked(self.num_advances, len(sequence), pending_ids, for_cycle)
         self.num_advances += 1
         try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
+            with self.deadline.within(WRITE_TIMEOUT_S):
                 if self.reader is None:
                     self.reader = asyncio.create_task(self._read())
                     await self.call.write(drafter_pb2.DraftRequest(open=self.opening))
@@ -179,6 +181,7 @@ class GrpcDraftLease:
     def close(self) -> None:
         """End the stream; the drafter frees the KV."""
         self.call.cancel()
+        self.deadline.close()
         if self.reader is not None:
             self.reader.cancel()
 

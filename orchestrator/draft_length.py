@@ -185,7 +185,7 @@ class DraftLength:
         source = self.lane.source
         if source.switch.is_off:
             return self._probe_or_nothing(cycle, limit, may_try=may_try)
-        if source.num_wanted < NUM_WARM_UP or self.lane.verify.times_ms(0)[0] <= 0:
+        if source.num_wanted < NUM_WARM_UP or not self.lane.verify.is_known:
             return Choice(cycle, min(START, limit), Reason.WARM_UP)
         # Beyond twice the longest draft that was seen the tables know too little.
         choice = self._best_choice(cycle, min(limit, max(START, 2 * source.longest)))

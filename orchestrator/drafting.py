@@ -203,15 +203,14 @@ class Drafting:
             self.length.note_no_draft()
             return None
         waited_ms = self.stats.draft_ms
-        most_s = self.length.max_wait_s(choice)
-        draft = await self._block(sequence, fitting, num_tokens, most_s)
+        draft = await self._block(sequence, fitting, num_tokens, choice)
         if num_tokens == choice.num_tokens and self.lease is not None:
             wait_ms = self.stats.draft_ms - waited_ms
             self.length.note_draft(choice, arrived=bool(draft), wait_ms=wait_ms)
         return draft
 
     async def _block(
-        self, sequence: Sequence, fitting: Draft | None, num_tokens: int, most_s: float | None
+        self, sequence: Sequence, fitting: Draft | None, num_tokens: int, choice: Choice
     ) -> Draft | None:
         """Return the block that fits, now or within the budget, and count what came of it."""
         if fitting is not None:
@@ -223,6 +222,7 @@ class Drafting:
         if lease is None:
             return None
         was_ahead = lease.answers(sequence)
+        most_s = self.length.max_wait_s(choice)
         draft = await self._wait(lease, sequence, num_tokens, most_s)
         if draft is None and lease.answers(sequence):
             self.stats.note_blocks(BlockResult.LATE)

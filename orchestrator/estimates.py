@@ -1,6 +1,7 @@
 """What all requests together have learned about the cost of cycles and the worth of drafts."""
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.acceptance_estimate import SourceAcceptance
@@ -35,6 +36,24 @@ class Average:
 
 
 @dataclass(slots=True)
+class Kept:
+    """Values by draft length, which the choices of many streams share for as long as little has
+    changed."""
+
+    _values: list[float] = field(default_factory=list)
+    _made_at: int = 0
+
+    def values(
+        self, longest: int, num_changes: int, max_age: int, make: Callable[[int], list[float]]
+    ) -> list[float]:
+        """Return the values for 0 to ``longest``, made at most ``max_age`` changes ago."""
+        is_old = num_changes - self._made_at > max_age or not max_age
+        if is_old or longest >= len(self._values):
+            self._values, self._made_at = make(longest), num_changes
+        return self._values[: longest + 1]
+
+
+@dataclass(slots=True)
 class VerifyCost:
     """What a verification takes at the verifiers of one target, and who shares its passes.
 
@@ -65,6 +84,11 @@ class VerifyCost:
             self.num_leases.observe(max(verdict.num_leases, 1))
 
     @property
+    def is_known(self) -> bool:
+        """True once a round trip was seen to take any time."""
+        return self.beside.value > 0 or self.times_ms(0)[0] > 0
+
+    @property
     def num_sharing(self) -> float:
         """Sequences in a pass: this one, and as many as the rows of others make up."""
         others = self.other_rows.value / max(self.own_rows.value, 1.0)
@@ -78,7 +102,7 @@ class VerifyCost:
         """
         sharing = self.num_sharing
         prompts = max(self.other_rows.value - (sharing - 1) * self.own_rows.value, 0.0)
-        return [round(prompts + sharing * (1 + length)) for length in range(longest + 1)]
+        return [round(prompts + sharing * length) for length in range(1, longest + 2)]
 
     def rows_within(self, share: float) -> int:
         """Return how many rows more lengthen a pass without drafts by no more than a share of it.
@@ -97,6 +121,13 @@ class VerifyCost:
         beside_ms = self.beside.value
         return [beside_ms + pass_ms for pass_ms in self.by_rows.values(self.rows(longest))]
 
+    @property
+    def max_age(self) -> int:
+        """Verdicts for which the cost of cycles by draft length is kept: half as many as streams
+        have in one cycle, so that each finds it newly made in each of its own cycles. A lone
+        stream sees every verdict."""
+        return int(self.num_leases.value) // 2
+
 
 @dataclass(slots=True)
 class DraftCost:
@@ -110,6 +141,25 @@ class DraftCost:
     wait: MonotoneTable = field(default_factory=MonotoneTable)
     compute: MonotoneTable = field(default_factory=lambda: MonotoneTable(MAX_JUMP, True))
     arrival: Average = field(default_factory=lambda: Average(1.0, 1))
+    _cycles: Kept = field(default_factory=Kept)
+
+    def cycles_ms(self, longest: int, verify: VerifyCost) -> list[float]:
+        """Return what cycles take that ask for 0 to ``longest`` tokens, as it was known up to
+        ``verify.max_age`` verdicts ago."""
+        num_changes = self.wait.num_changes + verify.by_rows.num_changes
+        return self._cycles.values(
+            longest, num_changes, verify.max_age, lambda longest: self._cycles_ms(longest, verify)
+        )
+
+    def _cycles_ms(self, longest: int, verify: VerifyCost) -> list[float]:
+        arrival = self.arrival.value
+        without_ms, *with_ms = verify.times_ms(longest)
+        waits_ms = self.waits_ms(longest)[1:]
+        cycles_ms = [
+            wait_ms + arrival * verify_ms + (1 - arrival) * without_ms
+            for wait_ms, verify_ms in zip(waits_ms, with_ms, strict=True)
+        ]
+        return [without_ms, *cycles_ms]
 
     def waits_ms(self, longest: int) -> list[float]:
         """Return the waits for drafts of 0 to ``longest`` tokens.

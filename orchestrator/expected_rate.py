@@ -13,15 +13,13 @@ def expected_rates(lane: Lane, own: SequenceAcceptance, longest: int) -> list[fl
 
     ``own`` is what the sequence has seen itself.
     """
-    draft, arrival = lane.draft, lane.draft.arrival.value
-    without_ms, *with_ms = lane.verify.times_ms(longest)
-    rates = [1 / without_ms]
-    for accepted, verify_ms, wait_ms in zip(
-        _expected_accepted(lane, own, longest), with_ms, draft.waits_ms(longest)[1:], strict=True
-    ):
-        cycle_ms = wait_ms + arrival * verify_ms + (1 - arrival) * without_ms
-        rates.append((1 + arrival * accepted) / cycle_ms)
-    return rates
+    arrival = lane.draft.arrival.value
+    cycles_ms = lane.draft.cycles_ms(longest, lane.verify)
+    accepted = [0.0, *_expected_accepted(lane, own, longest)]
+    return [
+        (1 + arrival * tokens) / cycle_ms
+        for tokens, cycle_ms in zip(accepted, cycles_ms, strict=True)
+    ]
 
 
 def rates_by_margin(lane: Lane, own: SequenceAcceptance, margins: Sequence[float]) -> list[float]:
@@ -42,6 +40,5 @@ def _expected_accepted(lane: Lane, own: SequenceAcceptance, longest: int) -> lis
     """Return the accepted tokens to expect of drafts of 1 to ``longest`` tokens."""
     if lane.source.proposes_trees:
         return lane.source.accepted.values(range(1, longest + 1))
-    shared = lane.source.acceptance
-    survivals = accumulate((own.conditional(at, shared) for at in range(longest)), mul)
+    survivals = accumulate(own.conditionals(longest, lane.source.acceptance), mul)
     return list(accumulate(survivals))

@@ -1,8 +1,10 @@
 """What grows with a count and is learned from noisy samples: the cost tables and their like."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 RATE = 0.1  # of the moving average of a bucket that has had many samples
 FRESH_WEIGHT = 4  # samples that a bucket still stands for once it may be out of date
@@ -39,7 +41,10 @@ class MonotoneTable:
     max_jump: float = math.inf
     from_origin: bool = False
     buckets: dict[int, Bucket] = field(default_factory=dict)
+    num_changes: int = 0
+    """Samples and refreshes so far."""
     _fitted: tuple[list[int], list[float]] | None = None
+    _ascends: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -48,17 +53,20 @@ class MonotoneTable:
 
     def observe(self, count: int, value: float) -> None:
         """Add a sample."""
-        bucket = self.buckets.setdefault(bucket_of(count), Bucket())
+        at = bucket_of(count)
+        bucket = self.buckets.setdefault(at, Bucket())
         if bucket.weight:
             value = min(value, self.max_jump * bucket.mean)
+        self.num_changes += 1
         bucket.weight += 1
         bucket.mean += max(RATE, 1 / bucket.weight) * (value - bucket.mean)
-        self._fitted = None
+        self._refit(at, bucket.mean)
 
     def refresh(self) -> None:
         """Let the next samples count for more than the old ones."""
         for bucket in self.buckets.values():
             bucket.weight = min(bucket.weight, FRESH_WEIGHT)
+        self.num_changes += 1
         self._fitted = None
 
     def __call__(self, count: int) -> float:
@@ -81,11 +89,30 @@ class MonotoneTable:
             found.append(y + slope * (count - x) if count > x else y)
         return found
 
+    def _refit(self, at: int, mean: float) -> None:
+        """Take note of a new mean; where all means ascend as they are, that is all there is to
+        do."""
+        if self._fitted is None:
+            return
+        counts, values = self._fitted
+        index = bisect_left(counts, at)
+        is_known = index < len(counts) and counts[index] == at and (at or not self.from_origin)
+        ascends = (not index or values[index - 1] < mean) and (
+            index + 1 >= len(counts) or mean < values[index + 1]
+        )
+        if is_known and self._ascends and ascends:
+            values[index] = mean
+        else:
+            self._fitted = None
+
     def _fit(self) -> tuple[list[int], list[float]]:
         samples = [(at, each.mean, each.weight) for at, each in sorted(self.buckets.items())]
         if self.from_origin and samples:
             samples = [(0, 0.0, 1), *(each for each in samples if each[0] > 0)]
-        return [at for at, _, _ in samples], non_decreasing((v, w) for _, v, w in samples)
+        means = [mean for _, mean, _ in samples]
+        self._ascends = all(one < other for one, other in pairwise(means))
+        counts = [at for at, _, _ in samples]
+        return counts, means if self._ascends else non_decreasing((v, w) for _, v, w in samples)
 
 
 def non_decreasing(samples: Iterable[tuple[float, int]]) -> list[float]:

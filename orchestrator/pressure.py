@@ -20,6 +20,9 @@ class Pressure(enum.IntEnum):
 def pressure(queue_share: float, pool_usage: float, num_waiting_per_slot: float) -> Pressure:
     """Return the highest of the three pressures."""
 
+    if queue_share < QUEUE_HIGH and pool_usage < POOL_HIGH and num_waiting_per_slot < WAITING_HIGH:
+        return Pressure.NONE
+
     def level(value: float, high: float, full: float) -> Pressure:
         return Pressure((value >= high) + (value >= full))
 

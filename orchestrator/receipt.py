@@ -72,7 +72,8 @@ class Stats:
         self.num_cycles += 1
         self.num_target_passes += verdict.num_passes
         self.num_output_tokens += len(delivered)
-        self.num_feature_bytes += verdict.features.num_bytes
+        if verdict.features.chunks:
+            self.num_feature_bytes += verdict.features.num_bytes
         served_ms = verdict.queue_ms + verdict.compute_ms
         self.verify_ms += served_ms
         self.network_ms += max(verdict.round_trip_ms - served_ms, 0.0)
@@ -85,7 +86,7 @@ class Stats:
             self.note_fallback("probes_only")
         # In RATIO the tokens before a wrong one are still of use.
         if draft.num_proposed and (not verdict.invalid_draft or verdict.num_accepted):
-            accepted = sum(token.origin is Origin.ACCEPTED for token in delivered)
+            accepted = [token.origin for token in delivered].count(Origin.ACCEPTED)
             self.num_spec_steps += 1
             self.num_draft_tokens += draft.num_proposed
             self.num_accepted_draft_tokens += accepted

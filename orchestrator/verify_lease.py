@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from orchestrator.deadline import Deadline
 from orchestrator.kept_features import KeptFeatures, StepFeatures
 from orchestrator.kv_ledger import KVLedger
 from orchestrator.request import Request
@@ -84,6 +85,7 @@ class VerifyLease:
     asked_layers: tuple[int, ...] = ()
     features: KeptFeatures = field(default_factory=KeptFeatures)
     """Of the step that was sent, as far as they have come."""
+    deadline: Deadline = field(default_factory=Deadline)
 
     @classmethod
     def open(
@@ -151,7 +153,7 @@ class VerifyLease:
         patience_s = self.step_time.timeout_s(self.num_sent)
         try:
             # A peer that does not read blocks the write as soon as its window is full.
-            async with asyncio.timeout(patience_s):
+            with self.deadline.within(patience_s):
                 if not self.opening_sent:
                     self.opening_sent = True
                     await self.call.write(verifier_pb2.VerifyRequest(open=self.opening))
@@ -183,6 +185,7 @@ class VerifyLease:
     def close(self) -> None:
         """End the stream; the verifier frees the KV."""
         self.call.cancel()
+        self.deadline.close()
 
     async def _read(self, sequence: Sequence) -> verifier_pb2.VerifyResponse:
         """Return the next answer to the present cycle.
@@ -191,7 +194,7 @@ class VerifyLease:
         """
         patience_s = self.step_time.timeout_s(self.num_sent)
         try:
-            async with asyncio.timeout(patience_s) as patience:
+            with self.deadline.within(patience_s):
                 while True:
                     response: verifier_pb2.VerifyResponse = await self.call.read()
                     if response is grpc.aio.EOF:
@@ -206,7 +209,7 @@ class VerifyLease:
                         if self.asked_layers:
                             self.features.add(response.features)
                         # The pass is over, and a slow line is no silence.
-                        patience.reschedule(asyncio.get_running_loop().time() + patience_s)
+                        self.deadline.within(patience_s)
                         continue
                     if kind is not None and getattr(response, kind).cycle == sequence.cycle:
                         return response
@@ -229,6 +232,7 @@ class VerifyLease:
             raise VerifierLost("verifier sent a verdict that does not fit the draft")
         self.ledger.expect(len(sequence) + len(nodes))
         self.ledger.observe(verdict.cache_length)
+        load = verdict.load
         return Verdict(
             accepted_nodes=nodes,
             next_token_id=verdict.next_token_id,
@@ -242,9 +246,9 @@ class VerifyLease:
             margin=verdict.min_decision_margin,
             num_rows=max(self.num_sent - verdict.cached_tokens, 0),
             rows_in_pass=verdict.rows_in_pass,
-            num_leases=verdict.load.num_running_reqs,
-            num_waiting=verdict.load.num_waiting_reqs,
-            pool_usage=verdict.load.token_usage,
+            num_leases=load.num_running_reqs,
+            num_waiting=load.num_waiting_reqs,
+            pool_usage=load.token_usage,
             trace=verdict.trace if verdict.HasField("trace") else None,
             no_room_for_draft=verdict.no_room_for_draft,
             continuations=verdict.continuations if verdict.HasField("continuations") else None,

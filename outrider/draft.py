@@ -1,7 +1,7 @@
 """A draft as every part of Outrider sees it: ids, and what they were drawn from."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from outrider.tree import chain_parents
 from outrider.v1 import common_pb2 as pb
@@ -23,6 +23,8 @@ class Draft:
     logit_margins: tuple[float, ...] = ()
     parents: tuple[int, ...] = ()
     probes: tuple[bool, ...] = ()
+    _message: pb.Draft | None = field(default=None, init=False, compare=False, repr=False)
+    """What the draft was read from: who only passes it on need not write it again."""
 
     @property
     def num_proposed(self) -> int:
@@ -47,7 +49,9 @@ class Draft:
 
     def has_path(self, nodes: Sequence[int]) -> bool:
         """True if the nodes are a way through the draft from its beginning."""
-        parents = self.parents or chain_parents(len(self))
+        if not self.parents:
+            return len(nodes) <= len(self) and tuple(nodes) == tuple(range(len(nodes)))
+        parents = self.parents
         known = all(0 <= node < min(len(parents), len(self)) for node in nodes)
         return known and all(
             parents[node] == before for before, node in zip((-1, *nodes), nodes, strict=False)
@@ -88,8 +92,8 @@ class Draft:
         )
 
     def to_proto(self) -> pb.Draft:
-        """Return the message."""
-        return pb.Draft(
+        """Return the message, which nobody may change."""
+        return self._message or pb.Draft(
             token_ids=self.token_ids,
             source=self.source,
             distributions=[pb.TokenDistribution(ids=i, counts=c) for i, c in self.distributions],
@@ -102,14 +106,16 @@ class Draft:
     def from_proto(cls, message: pb.Draft) -> "Draft":
         """Read a message that ``outrider.wire.validate_draft`` found valid, or that is only passed
         on."""
-        return cls(
+        draft = cls(
             token_ids=tuple(message.token_ids),
             source=message.source,
-            distributions=tuple((d.ids, d.counts) for d in message.distributions),
+            distributions=tuple([(d.ids, d.counts) for d in message.distributions]),
             logit_margins=tuple(message.logit_margins),
             parents=tuple(message.parents),
             probes=tuple(message.probe),
         )
+        object.__setattr__(draft, "_message", message)
+        return draft
 
 
 NO_DRAFT = Draft()

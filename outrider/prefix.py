@@ -1,10 +1,11 @@
 """The digest that tells two holders of a sequence whether they hold the same ids."""
 
 import hashlib
+import sys
+from array import array
 from collections.abc import Sequence
 
-import numpy as np
-
+INT32 = "i"  # of four bytes wherever Python runs today
 EVERY = 64  # positions between kept hash states: a digest of any prefix rehashes at most this many
 
 
@@ -17,7 +18,7 @@ class PrefixDigest:
     __slots__ = ("_ids", "_states")
 
     def __init__(self, ids: Sequence[int] = ()) -> None:
-        self._ids: list[int] = []
+        self._ids = array(INT32)
         self._states = [hashlib.blake2b(digest_size=8)]
         self.extend(ids)
 
@@ -48,5 +49,8 @@ class PrefixDigest:
         return state.digest()
 
 
-def _encode(ids: Sequence[int]) -> bytes:
-    return np.asarray(ids, dtype="<i4").tobytes()
+def _encode(ids: "array[int]") -> bytes:
+    if sys.byteorder == "big":
+        ids = ids[:]
+        ids.byteswap()
+    return ids.tobytes()

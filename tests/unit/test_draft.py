@@ -65,3 +65,20 @@ def test_the_simplest_form_of_a_chain_has_no_parents_unless_it_has_probes():
     probing = Draft((1, 2), "x", probes=(False, True))
     assert probing.simplest() == replace(probing, parents=(-1, 0))
     assert TREE.simplest() == TREE
+
+
+def test_what_is_made_of_a_read_draft_is_written_anew():
+    read = Draft.from_proto(DRAFT.to_proto())
+    assert read == DRAFT
+    assert Draft.from_proto(read.head(2).to_proto()) == DRAFT.head(2)
+    assert Draft.from_proto(replace(read, source="other").to_proto()).source == "other"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_path"),
+    [((), True), ((0,), True), ((0, 1, 2), True), ((0, 1, 2, 3), False), ((1,), False)]
+    + [((0, 2), False), ((-1,), False), ((0, 0), False)],
+)
+def test_paths_of_a_chain(nodes, is_path):
+    assert DRAFT.has_path(nodes) == is_path
+    assert replace(DRAFT, parents=(-1, 0, 1)).has_path(nodes) == is_path

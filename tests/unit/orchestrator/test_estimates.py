@@ -118,3 +118,32 @@ def test_lanes_share_what_is_about_the_same_thing():
     assert one.draft is not other.draft
     assert known.lane("t", "a:1", "model").draft is one.draft
     assert known.lane("u", "a:1", "model").source is not one.source
+
+
+def busy(num_leases: int) -> tuple[DraftCost, VerifyCost]:
+    cost, verify = DraftCost(), VerifyCost()
+    cost.wait.observe(4, 1.0)
+    for num_tokens in (0, 4):
+        verify.observe(draft(num_tokens), verdict(num_tokens, num_leases=num_leases))
+    return cost, verify
+
+
+def test_a_lone_stream_sees_what_every_verdict_teaches_of_cycles():
+    cost, verify = busy(num_leases=1)
+    before = cost.cycles_ms(4, verify)
+    assert before[0] == verify.times_ms(4)[0]
+    assert before[4] == pytest.approx(1.0 + verify.times_ms(4)[4])
+    verify.observe(draft(4), verdict(4, compute_ms=30.0, round_trip_ms=32.0, num_leases=1))
+    assert cost.cycles_ms(4, verify)[4] > before[4]
+
+
+def test_many_streams_share_the_cost_of_cycles_for_half_a_cycle_of_all():
+    cost, verify = busy(num_leases=8)
+    before = cost.cycles_ms(4, verify)
+    for _ in range(4):
+        assert cost.cycles_ms(4, verify) == before
+        verify.observe(draft(4), verdict(4, compute_ms=30.0, round_trip_ms=32.0, num_leases=8))
+    verify.observe(draft(4), verdict(4, compute_ms=30.0, round_trip_ms=32.0, num_leases=8))
+    assert cost.cycles_ms(4, verify)[4] > before[4]
+    assert len(cost.cycles_ms(9, verify)) == 10
+    assert cost.cycles_ms(2, verify) == cost.cycles_ms(9, verify)[:3]

@@ -80,3 +80,18 @@ def test_buckets_are_exact_where_small_and_near_where_large():
     assert [bucket_of(count) for count in range(17)] == list(range(17))
     assert len({bucket_of(count) for count in range(1, 4097)}) < 90
     assert all(abs(bucket_of(count) - count) <= count / 16 for count in range(1, 4097))
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("from_origin", [False, True])
+def test_a_table_that_is_asked_between_samples_says_what_one_says_that_is_not(seed, from_origin):
+    draw = random.Random(seed)
+    asked, silent = MonotoneTable(4.0, from_origin), MonotoneTable(4.0, from_origin)
+    for _ in range(300):
+        count = draw.choice((0, 1, 2, 3, 5, 9, 40, 41, 300))
+        value = count + draw.random() * draw.choice((0.1, 5.0, 100.0))
+        asked.observe(count, value)
+        silent.observe(count, value)
+        asked(count)
+    counts = range(400)
+    assert asked.values(counts) == silent.values(counts)
