@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 
@@ -33,6 +33,19 @@ class Asked:
     base_length: int
     pending: tuple[int, ...] | None
     for_cycle: int | None
+    asked_s: float
+    num_outcomes: int = 1
+    outcomes: frozenset[tuple[int, ...]] | None = None
+    """What may follow the base in the outcomes that blocks will come for, once that was told."""
+    reads_prompt: bool = False
+
+    def can_become(self, after: tuple[int, ...]) -> bool:
+        """True if a block for the base with these ids behind it may still come."""
+        if self.pending is None:
+            return not after
+        if self.outcomes is not None:
+            return after in self.outcomes
+        return len(after) == len(self.pending) + 1 and after[:-1] == self.pending
 
 
 @dataclass(slots=True)
@@ -141,13 +154,18 @@ class GrpcDraftLease:
         """True while the awaited answer can fit the present sequence."""
         if self.asked is None or self.asked.for_cycle not in (None, sequence.cycle):
             return False
-        after = tuple(sequence.token_ids[self.asked.base_length :])
-        if self.asked.pending is None:
-            return not after
-        return len(after) == len(self.asked.pending) + 1 and after[:-1] == self.asked.pending
+        return self.asked.can_become(tuple(sequence.token_ids[self.asked.base_length :]))
 
-    async def advance(self, sequence: Sequence, pending: Draft | None, num_tokens: int) -> None:
+    async def advance(
+        self,
+        sequence: Sequence,
+        pending: Draft | None,
+        num_tokens: int,
+        *,
+        max_outcomes: int = 1,
+    ) -> None:
         """Tell what is committed and what is being verified (None: nothing is)."""
+        self._note_ahead()  # an answer that is not waited for has taken this long at least
         start = min(self.ledger.cache_length, len(sequence) - 1)
         for_cycle = None
         if self.binds_cycles:
@@ -158,12 +176,21 @@ class GrpcDraftLease:
             token_ids=sequence.token_ids[start:],
             pending=None if pending is None else common_pb2.Draft(token_ids=pending.token_ids),
             max_draft_tokens=num_tokens,
+            max_outcomes=max_outcomes,
             for_cycle=for_cycle or 0,
             continuations=self.taught,
         )
         self.taught.clear()
         pending_ids = None if pending is None else pending.token_ids
-        self.asked = Asked(self.num_advances, len(sequence), pending_ids, for_cycle)
+        self.asked = Asked(
+            self.num_advances,
+            len(sequence),
+            pending_ids,
+            for_cycle,
+            self.clock(),
+            max_outcomes,
+            reads_prompt=sequence.cycle == 0,
+        )
         self.num_advances += 1
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
@@ -197,6 +224,8 @@ class GrpcDraftLease:
                     self._learn_wishes(response.opened)
                 if kind == "block":
                     self._post(response.block)
+                elif kind == "outcomes":
+                    self._foresee(response.outcomes)
                 elif kind == "context_needed":
                     self._answered(response.context_needed.cycle)
                     self.ledger.lower(response.context_needed.have_length)
@@ -216,6 +245,20 @@ class GrpcDraftLease:
         """True if this is the drafter whose identity was judged."""
         return self.worker.identity is not None and self.worker.identity.incarnation == incarnation
 
+    def _foresee(self, outcomes: drafter_pb2.Outcomes) -> None:
+        """Learn which outcomes blocks will come for; who waits for another one need not."""
+        if self.asked is not None and self.asked.cycle == outcomes.cycle:
+            paths = frozenset(tuple(path.token_ids) for path in outcomes.paths)
+            self.asked = replace(self.asked, outcomes=paths)
+            self.board.wake()
+
+    def _note_ahead(self) -> None:
+        """Learn what drafts behind a pending one take from the asking on; prompts take longer."""
+        asked = self.asked
+        if asked is not None and asked.pending is not None and not asked.reads_prompt:
+            elapsed_ms = (self.clock() - asked.asked_s) * 1e3
+            self.cost.ahead.observe(asked.num_outcomes, elapsed_ms)
+
     def _post(self, block: drafter_pb2.DraftBlock) -> None:
         if block.last:
             self._answered(block.cycle)
@@ -233,6 +276,7 @@ class GrpcDraftLease:
 
     def _answered(self, cycle: int) -> None:
         if self.asked is not None and self.asked.cycle == cycle:
+            self._note_ahead()
             self.asked = None
 
     async def _why(self) -> str:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.board import DraftBoard
-from orchestrator.draft_length import Choice, DraftLength, Reason
+from orchestrator.draft_length import Choice, DraftLength, Reason, uniform
 from orchestrator.kept_features import StepFeatures
+from orchestrator.outcome_count import num_outcomes
 from orchestrator.patience import Patience
 from orchestrator.policy import SpeculationPlan
 from orchestrator.receipt import BlockResult, Stats
@@ -41,8 +42,18 @@ class DraftLease(Protocol):
         """True while an answer is awaited that can still fit the present sequence."""
         ...
 
-    async def advance(self, sequence: Sequence, pending: Draft | None, num_tokens: int) -> None:
-        """Tell what is committed and what is being verified (None: nothing is)."""
+    async def advance(
+        self,
+        sequence: Sequence,
+        pending: Draft | None,
+        num_tokens: int,
+        *,
+        max_outcomes: int = 1,
+    ) -> None:
+        """Tell what is committed and what is being verified (None: nothing is).
+
+        Drafts are wanted for so many outcomes of what is being verified.
+        """
         ...
 
     @property
@@ -184,7 +195,11 @@ class Drafting:
         choice = self.length.choose(sequence.cycle + 1)
         num_tokens = min(choice.num_tokens, sequence.num_remaining - len(chain) - 2)
         if num_tokens > 0:
-            await lease.advance(sequence, chain, num_tokens)
+            lane = self.length.lane
+            drawn = uniform(f"{self.length.request_id} outcomes", sequence.cycle)
+            count = num_outcomes(self.plan.max_outcomes, lane, len(chain), drawn)
+            lane.source.last_outcomes = count
+            await lease.advance(sequence, chain, num_tokens, max_outcomes=count)
 
     def close(self) -> None:
         """End the drafter's lease and count what was never used."""

@@ -43,7 +43,9 @@ class ScriptedLease:
     def answers(self, sequence: Sequence) -> bool:
         return self.awaits
 
-    async def advance(self, sequence: Sequence, pending: Draft | None, num_tokens: int) -> None:
+    async def advance(
+        self, sequence: Sequence, pending: Draft | None, num_tokens: int, *, max_outcomes: int = 1
+    ) -> None:
         self.num_asked += 1
         answer = self.script(sequence)
         self.awaits = answer is None  # the script has nothing yet: it stays under way
