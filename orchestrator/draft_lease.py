@@ -37,6 +37,8 @@ class Asked:
     num_outcomes: int = 1
     outcomes: frozenset[tuple[int, ...]] | None = None
     """What may follow the base in the outcomes that blocks will come for, once that was told."""
+    will_tell: bool = False
+    """Outcomes are yet to be told: until then each may be among them."""
     reads_prompt: bool = False
 
     def can_become(self, after: tuple[int, ...]) -> bool:
@@ -45,6 +47,8 @@ class Asked:
             return not after
         if self.outcomes is not None:
             return after in self.outcomes
+        if self.will_tell:
+            return bool(after) and after[:-1] == self.pending[: len(after) - 1]
         return len(after) == len(self.pending) + 1 and after[:-1] == self.pending
 
 
@@ -72,6 +76,8 @@ class GrpcDraftLease:
     feature_layers: tuple[int, ...] = ()
     """Layers whose hidden states the drafter wants: as it told before, then as it says itself."""
     features: KeptFeatures = field(default_factory=KeptFeatures)
+    tells_outcomes: bool = False
+    """The source prepares several outcomes and tells which; not all do."""
     lost_reason: str = ""
     reader: "asyncio.Task[None] | None" = None
     cost: DraftCost = field(default_factory=DraftCost)
@@ -167,6 +173,7 @@ class GrpcDraftLease:
         """Tell what is committed and what is being verified (None: nothing is)."""
         self._note_ahead()  # an answer that is not waited for has taken this long at least
         start = min(self.ledger.cache_length, len(sequence) - 1)
+        self.ledger.expect(start)  # the drafter may truncate to it before it computes anything
         for_cycle = None
         if self.binds_cycles:
             for_cycle = sequence.cycle if pending is None else sequence.cycle + 1
@@ -189,6 +196,7 @@ class GrpcDraftLease:
             for_cycle,
             self.clock(),
             max_outcomes,
+            will_tell=self.tells_outcomes and max_outcomes > 1,
             reads_prompt=sequence.cycle == 0,
         )
         self.num_advances += 1
@@ -247,6 +255,7 @@ class GrpcDraftLease:
 
     def _foresee(self, outcomes: drafter_pb2.Outcomes) -> None:
         """Learn which outcomes blocks will come for; who waits for another one need not."""
+        self.tells_outcomes = True
         if self.asked is not None and self.asked.cycle == outcomes.cycle:
             paths = frozenset(tuple(path.token_ids) for path in outcomes.paths)
             self.asked = replace(self.asked, outcomes=paths)

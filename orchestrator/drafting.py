@@ -237,8 +237,7 @@ class Drafting:
         lease = self._current_lease()
         if lease is None:
             return None
-        was_ahead = lease.answers(sequence)
-        draft = await self._wait(lease, sequence, num_tokens, most_s)
+        draft, was_ahead = await self._wait(lease, sequence, num_tokens, most_s)
         if draft is None and lease.answers(sequence):
             self.stats.note_blocks(BlockResult.LATE)
         else:
@@ -248,9 +247,10 @@ class Drafting:
 
     async def _wait(
         self, lease: DraftLease, sequence: Sequence, num_tokens: int, most_s: float | None
-    ) -> Draft | None:
+    ) -> tuple[Draft | None, bool]:
         """Wait for the drafter within the budget, asking it again if what it works on cannot fit.
 
+        Returns what came, and whether it was on its way already, so that nobody had to ask again.
         ``most_s`` is where waiting stops to pay; a drafter that takes longer is not to blame for
         that, only one that takes the whole budget is late.
         """
@@ -258,11 +258,11 @@ class Drafting:
         pays_until = None if most_s is None else now_s + most_s
         began = self.clock()
         if self.plan.draft_wait_s <= 0 or not lease.patience.allows(began):
-            return None
+            return None, False
         draft: Draft | None = None
+        asked = False
         try:
             async with asyncio.timeout(self.plan.draft_wait_s):
-                asked = False
                 while lease.is_alive:
                     if not lease.answers(sequence):
                         if asked:
@@ -284,7 +284,7 @@ class Drafting:
                 lease.patience.note_late(now)
         else:
             lease.patience.note_in_time()
-        return draft
+        return draft, not asked
 
     def _current_lease(self) -> DraftLease | None:
         """Return a live lease, taking a drafter (back) where that is possible."""
