@@ -13,7 +13,7 @@ PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup protos models fmt lint test statistical slow law-soak failover-soak parity compose-test compose-check images check demo \
-	up bench-overhead bench-off-switch bench-target-only bench-acceptance bench-drafters gpu-check clean
+	up bench-overhead bench-off-switch bench-target-only bench-acceptance bench-drafters bench-outcomes gpu-check clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -114,6 +114,9 @@ bench-acceptance: $(SETUP) $(STUBS) $(MODELS) ## Measure how often draft tokens 
 
 bench-drafters: $(SETUP) $(STUBS) $(MODELS) ## Measure every draft source on real questions
 	$(OFFLINE) $(BIN)/python -m bench.drafters
+
+bench-outcomes: $(SETUP) $(STUBS) $(MODELS) ## Measure drafting ahead by the number of outcomes
+	$(OFFLINE) $(BIN)/python -m bench.outcomes
 
 gpu-check: $(SETUP) $(STUBS) ## Check and measure an 8B shape with random weights on this machine's GPU
 	$(OFFLINE) $(BIN)/python -m bench.gpu_check

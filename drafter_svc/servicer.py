@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -134,11 +134,9 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         """Write what the drafting comes to, an empty last block if it was cancelled."""
         while (response := await ready.get()) is not None:
             if not drafting.cancelled():
-                await context.write(response)
-        if drafting.cancelled():
-            await context.write(_response(advance, NO_BLOCK, lease))
-        else:
-            await context.write(drafting.result())
+                await _write(context, response)
+        last = _response(advance, NO_BLOCK, lease) if drafting.cancelled() else drafting.result()
+        await _write(context, last)
 
     def _open(self, request: drafter_pb2.DraftRequest) -> tuple[Source, SourceLease]:
         if request.WhichOneof("kind") != "open":
@@ -207,6 +205,12 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                 limit = f"id {worst} is not below {self.identity.vocab_size}"
                 raise InvalidField("advance.token_ids", limit)
         return advance
+
+
+async def _write(context: grpc.aio.ServicerContext, response: drafter_pb2.DraftResponse) -> None:
+    """Write unless the call is over, which the loop over its requests learns by itself."""
+    with suppress(grpc.aio.BaseError):
+        await context.write(response)
 
 
 def _end(ready: Ready, _: "asyncio.Task[drafter_pb2.DraftResponse]") -> None:
