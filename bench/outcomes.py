@@ -115,11 +115,7 @@ class Answered:
 
 
 async def answer_all(
-    max_outcomes: str,
-    questions: list[Question],
-    target: Path,
-    draft: Path,
-    options: argparse.Namespace,
+    max_outcomes: str, questions: list[Question], prepared: Prepared, options: argparse.Namespace
 ) -> dict[float, Answered]:
     """Answer the questions at every temperature, one stream."""
     stack_options = StackOptions(
