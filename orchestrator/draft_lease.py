@@ -197,7 +197,7 @@ class GrpcDraftLease:
             self.clock(),
             max_outcomes,
             will_tell=self.tells_outcomes and max_outcomes > 1,
-            reads_prompt=sequence.cycle == 0,
+            reads_prompt=self.num_advances == 0,
         )
         self.num_advances += 1
         try:
