@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from drafter_svc.outcomes import Calibration
 from drafter_svc.product_tree import product_tree
 from drafter_svc.source import Block, Foreseen, Opening, Wanted
 from drafter_svc.survey import Survey
@@ -283,6 +284,9 @@ class ModelLease:
     opening: Opening
     max_length: int
     masks: Masks
+    calibration: Calibration
+    survey: Survey | None = None
+    """Of the latest pending draft, until it is known what became of it."""
 
     @property
     def cache_length(self) -> int:
@@ -291,6 +295,7 @@ class ModelLease:
 
     async def draft(self, wanted: Wanted) -> Block:
         """Feed the ids and draw; a cancelled call keeps the rows that were computed."""
+        self._learn(wanted)
         job = Drafting(self.cache, self.opening, wanted, self.max_length, self.masks)
         if job.num_known > self.max_length:
             return Block(path=wanted.pending or (), draft=Draft(source=self.masks.source))
@@ -299,11 +304,18 @@ class ModelLease:
 
     async def foresee(self, wanted: Wanted) -> Foreseen:
         """Rank the outcomes by what the model deems likely at every place of the pending draft."""
+        self._learn(wanted)
         if wanted.base + len(wanted.pending or ()) + 1 >= self.max_length:
             return Foreseen()  # behind it there is no room for a draft
-        survey = Survey(self.cache, self.opening, wanted)
+        survey = Survey(self.cache, self.opening, wanted, self.calibration)
         await self.engine.run(survey)
+        self.survey = survey
         return survey.foreseen()
+
+    def _learn(self, wanted: Wanted) -> None:
+        if self.survey is not None:
+            self.survey.learn_from(wanted)
+            self.survey = None
 
     async def draft_each(self, wanted: Wanted, foreseen: Foreseen) -> AsyncGenerator[Block, None]:
         """Draft for all outcomes side by side, so that they share passes.
@@ -345,11 +357,18 @@ class ModelLease:
 
 @dataclass(slots=True)
 class ModelSource:
-    """Drafts with the model that the engine runs."""
+    """Drafts with the model that the engine runs.
+
+    ``calibrations`` are what its drafts were found to be worth, by all sequences of a mode; in
+    RATIO each sequence has its own, since nothing of other requests may play a part there.
+    """
 
     engine: Engine
     max_length: int
     masks: Masks = ONE_BY_ONE
+    calibrations: dict[Mode, Calibration] = field(
+        default_factory=lambda: {mode: Calibration.of(mode) for mode in Mode}
+    )
     needs_tokenizer: bool = True
     num_continuations: int = 0
     feature_layers: tuple[int, ...] = ()
@@ -368,4 +387,6 @@ class ModelSource:
     def open(self, opening: Opening) -> ModelLease:
         """Begin with an empty cache."""
         cache = self.engine.open(salt=opening.cache_salt)
-        return ModelLease(self.engine, cache, opening, self.max_length, self.masks)
+        mode = opening.mode
+        calibration = Calibration.of(mode) if mode is Mode.RATIO else self.calibrations[mode]
+        return ModelLease(self.engine, cache, opening, self.max_length, self.masks, calibration)

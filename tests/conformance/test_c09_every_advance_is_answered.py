@@ -107,6 +107,18 @@ async def test_a_block_for_an_outcome_is_what_would_be_drafted_once_it_has_happe
         ]
 
 
+async def test_drafts_for_all_outcomes_share_passes(drafter: Worker) -> None:
+    async with draft_stream(drafter.address) as stream:
+        before = drafter.engine.stats()
+        await stream.advance(PROMPT, pending=[3, 4, 5], num_tokens=6, max_outcomes=8)
+        _, blocks = await answer(stream)
+        after = drafter.engine.stats()
+    assert len(blocks) == 8
+    # One pass over prompt and pending draft, then one a token; who arrives a moment later adds one.
+    assert after.num_passes - before.num_passes <= 1 + 6 + 2
+    assert after.num_rows - before.num_rows == len(PROMPT) + 3 + 8 * 6
+
+
 async def test_answers_that_newer_advances_replace_end_once_each(drafter: Worker) -> None:
     async with draft_stream(drafter.address) as stream:
         cycles = [

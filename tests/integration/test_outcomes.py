@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=40, seed=11, ignore_eos=True)
 PROMPTS = [[20 + 7 * n, 300 + n, 5, 60 + n, 20 + 7 * n, 300 + n, 5] * 2 for n in range(8)]
+hit_rates: dict[SamplingParams, float] = {}
+"""With one outcome, of the source "model"."""
 SOURCES = ("model", "parallel", "parallel-tree", "ngram", "suffix", "recycling")
 
 
@@ -69,10 +71,13 @@ async def test_alone_and_eight_at_once_as_without_drafts(
     if source != "model":
         return
     counted = blocks(crowd)
-    rate = counted["hit"] / (counted["hit"] + counted["miss"] + counted.get("late", 0))
-    assert (rate > 0.6) == (num_outcomes == 4), counted
-    if num_outcomes == 4:
-        assert counted["stale"] > 0, "outcomes that did not happen are counted"
+    hits = counted.get("hit", 0)
+    rate = hits / (hits + counted.get("miss", 0) + counted.get("late", 0))
+    assert counted["stale"] > 0, "outcomes that did not happen are counted"
+    if num_outcomes == 1:
+        hit_rates[sampling] = rate
+    elif sampling in hit_rates:
+        assert rate > 1.5 * hit_rates[sampling], (rate, hit_rates)
 
 
 @pytest.mark.parametrize("rule", [AcceptanceRule.REJECTION, AcceptanceRule.BLOCK])
@@ -96,4 +101,5 @@ async def test_ratio_uses_blocks_that_were_drawn_for_its_outcome(
         assert receipt.num_draft_tokens > 0
         assert not any("invalid" in each.reason for each in receipt.fallbacks)
         assert len(output.token_ids) == 40
-    assert blocks(outputs)["hit"] > 0
+    if num_outcomes > 1:
+        assert blocks(outputs)["hit"] > 0

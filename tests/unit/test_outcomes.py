@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from drafter_svc.outcomes import MIN_ACCEPTANCE, Outcome, acceptance_in, rank
+from drafter_svc.outcomes import Calibration, Outcome, rank
 from outrider.sampling import Mode
 
 NUM_IDS = 4
@@ -77,13 +77,35 @@ def test_places_must_fit_the_draft():
         rank((1, 2), [[(1, 1.0)], [(1, 1.0)]], 1)
 
 
+@pytest.mark.parametrize("shift", [-2.0, 0.0, 3.0])
+def test_a_calibration_learns_how_often_tokens_are_kept(shift):
+    """Acceptances drawn by a shift are found out, from a start without one."""
+    rng, truth, learned = random.Random(1), Calibration(shift), Calibration()
+    mean = 0.0
+    for step in range(4000):
+        shares = [rng.random() for _ in range(4)]
+        kept = [rng.random() < truth.acceptance(share) for share in shares]
+        learned.learn(shares, next((i for i, each in enumerate(kept) if not each), 4))
+        mean += max(step - 1000, 0) and learned.shift / 2999
+    assert mean == pytest.approx(shift, abs=0.25)
+
+
 @pytest.mark.parametrize("mode", list(Mode))
 def test_acceptance_grows_with_the_share_and_is_a_probability(mode):
-    accepted = [acceptance_in(mode)(share / 100) for share in range(101)]
+    accepted = [Calibration.of(mode).acceptance(share / 100) for share in range(101)]
     assert accepted == sorted(accepted)
-    assert (accepted[0], accepted[-1]) == (MIN_ACCEPTANCE, 1.0)
-    if mode is Mode.RATIO:
-        assert accepted[25] == pytest.approx(0.5)
+    assert accepted[0] > 0
+    assert accepted[-1] < 1
+    assert (accepted[50] > 0.5) == (mode is Mode.RATIO)
+
+
+def test_a_shift_moves_outcomes_between_long_and_short_acceptance():
+    pending, place = (5, 5), [(5, 0.5), (6, 0.5)]
+    lengths = [
+        rank(pending, [place] * 3, 1, acceptance=each.acceptance, rightness=each.acceptance)[0]
+        for each in (Calibration(-2.0), Calibration(2.0))
+    ]
+    assert [each.num_accepted for each in lengths] == [0, 2]
 
 
 def test_a_path_is_what_is_committed():
