@@ -14,7 +14,7 @@ PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup protos models fmt lint test statistical slow law-soak failover-soak parity compose-test compose-check images check demo \
-	up bench-engine-pass bench-overhead bench-off-switch bench-scale bench-target-only bench-acceptance bench-drafters \
+	up bench-engine-pass bench-overhead bench-off-switch bench-scale bench-target-only bench-acceptance bench-drafters bench-outcomes \
 	bench-peers bench-side-by-side gpu-check clean
 .DELETE_ON_ERROR:
 
@@ -123,6 +123,9 @@ bench-acceptance: $(SETUP) $(STUBS) $(MODELS) ## Measure how often draft tokens 
 
 bench-drafters: $(SETUP) $(STUBS) $(MODELS) ## Measure every draft source on real questions
 	$(OFFLINE) $(BIN)/python -m bench.drafters
+
+bench-outcomes: $(SETUP) $(STUBS) $(MODELS) ## Measure drafting ahead by the number of outcomes
+	$(OFFLINE) $(BIN)/python -m bench.outcomes
 
 bench-peers: $(PEERS)/.setup ## Install vLLM's CPU build into an environment of its own, to be measured beside
 

@@ -6,7 +6,7 @@ gRPC.
 """
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from bench.sleeping_model import (
+    VOCAB_SIZE,
     Sleep,
     draft_distribution,
     sleeping_identity,
@@ -23,7 +24,7 @@ from bench.sleeping_model import (
     tokenizer_files,
 )
 from drafter_svc.servicer import DrafterServicer
-from drafter_svc.source import Block, Opening, Wanted
+from drafter_svc.source import Block, Foreseen, Opening, Wanted
 from outrider.acceptance import Decision, num_accepted
 from outrider.draft import Draft
 from outrider.engine import EngineSettings, EngineStats
@@ -52,6 +53,9 @@ class SleepingSettings(ServiceSettings):
         default=0.0, ge=0, description="Milliseconds more per row of a pass, or token of a block."
     )
     is_wrong: bool = Field(default=False, description="A drafter's tokens are all wrong.")
+    wrong_every: int = Field(
+        default=0, ge=0, description="A drafter is wrong at positions that this divides; 0: none."
+    )
     spin_ms: float = Field(
         default=1.2,
         ge=0,
@@ -112,10 +116,15 @@ class SleepingEngine:
 
 @dataclass(slots=True)
 class SleepingLease:
-    """A draft lease that always guesses right, or always wrong."""
+    """A draft lease that always guesses right, always wrong, or wrong at some positions.
+
+    Of those it knows that it is unsure, so that the outcomes in which the target says something
+    else there come right behind the one in which all is accepted.
+    """
 
     sleep: Sleep
     is_wrong: bool = False
+    wrong_every: int = 0
     cache_length: int = 0
 
     async def draft(self, wanted: Wanted) -> Block:
@@ -127,12 +136,41 @@ class SleepingLease:
         if pending is not None:
             # What is wrong is known to be: the outcome is foreseen either way.
             kept = () if self.is_wrong else pending
-            path = (*kept, token_at(wanted.base + len(kept)))
-        start = wanted.base + len(path) + self.is_wrong
-        ids = tuple(token_at(start + i) for i in range(wanted.num_draft_tokens))
+            path = (*kept, self._guess(wanted.base + len(kept)))
+        return self._block(wanted, path, wanted.num_draft_tokens)
+
+    async def foresee(self, wanted: Wanted) -> Foreseen:
+        """Name the outcomes; it takes no time."""
+        self.cache_length = wanted.base
+        pending = wanted.pending or ()
+        whole = (*pending, self._guess(wanted.base + len(pending)))
+        ends = sorted(range(len(whole)), key=lambda at: self._is_sure(wanted.base + at))
+        others = [(*whole[:at], self._other(wanted.base + at)) for at in ends]
+        return Foreseen((whole, *others)[: wanted.max_outcomes])
+
+    async def draft_each(self, wanted: Wanted, foreseen: Foreseen) -> AsyncGenerator[Block, None]:
+        """Sleep once for all of them, as for a batch."""
+        num_rows = wanted.num_draft_tokens * len(foreseen.paths)
+        await self.sleep(num_rows)
+        for path in foreseen.paths:
+            yield self._block(wanted, path, num_rows)
+
+    def _block(self, wanted: Wanted, path: tuple[int, ...], num_rows: int) -> Block:
+        start = wanted.base + len(path)
+        ids = tuple(self._guess(start + i) for i in range(wanted.num_draft_tokens))
+        if self.is_wrong:
+            ids = tuple((i + 1) % VOCAB_SIZE for i in ids)
         draft = Draft(ids, "model", tuple(map(draft_distribution, ids)))
-        compute_ms = self.sleep.duration_s(len(ids)) * 1e3
-        return Block(path=path, draft=draft, compute_ms=compute_ms)
+        return Block(path=path, draft=draft, compute_ms=self.sleep.duration_s(num_rows) * 1e3)
+
+    def _is_sure(self, position: int) -> bool:
+        return not self.wrong_every or position % self.wrong_every != 0
+
+    def _guess(self, position: int) -> int:
+        return token_at(position if self._is_sure(position) else position + 1)
+
+    def _other(self, position: int) -> int:
+        return token_at(position + 1 if self._is_sure(position) else position)
 
     def close(self) -> None:
         """Nothing to free."""
@@ -144,6 +182,7 @@ class SleepingSource:
 
     sleep: Sleep
     is_wrong: bool = False
+    wrong_every: int = 0
     name: str = "model"
     num_continuations: int = 0
     feature_layers: tuple[int, ...] = ()
@@ -152,7 +191,7 @@ class SleepingSource:
 
     def open(self, opening: Opening) -> SleepingLease:
         """Begin."""
-        return SleepingLease(self.sleep, self.is_wrong)
+        return SleepingLease(self.sleep, self.is_wrong, self.wrong_every)
 
 
 @asynccontextmanager
@@ -168,7 +207,7 @@ async def open_sleeping(settings: SleepingSettings) -> AsyncIterator[Register]:
         max_draft_tokens=64,
         max_sequences=4096,
     )
-    source = SleepingSource(settings.sleep, settings.is_wrong)
+    source = SleepingSource(settings.sleep, settings.is_wrong, settings.wrong_every)
     drafter = DrafterServicer(
         sources={source.name: source}, identity=identity, max_draft_tokens=64, max_sequences=4096
     )

@@ -1,15 +1,19 @@
 """Draft sources "ngram" and "suffix": copy what followed the same words before."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from drafter_svc.source import Block, Opening, Wanted
+from drafter_svc.outcomes import rank
+from drafter_svc.source import Block, Foreseen, Opening, Wanted
 from outrider import sources
 from outrider.draft import Draft
 from outrider.lookup.ngram import NgramIndex
 from outrider.lookup.suffix import SaltedTexts, SharedTexts, SuffixIndex
 from outrider.sampling import Mode
+
+SHARES = (0.5, 0.2, 0.1, 0.05)
+"""How often the first, second, ... id that an index names is the target's; good enough to rank."""
 
 
 class Index(Protocol):
@@ -29,6 +33,10 @@ class Index(Protocol):
         """Return ids that may follow."""
         ...
 
+    def following(self, num_ids: int, *, after: Sequence[int] = ()) -> list[int]:
+        """Return different ids that may come next, likeliest first."""
+        ...
+
 
 @dataclass(slots=True)
 class LookupLease:
@@ -44,14 +52,35 @@ class LookupLease:
 
     async def draft(self, wanted: Wanted) -> Block:
         """Propose a continuation; behind a pending draft its first id is the guess."""
-        self.index.truncate(wanted.start)
-        self.index.extend(wanted.token_ids)
+        self._take_in(wanted)
         if wanted.pending is None:
             proposed = self.index.propose(wanted.num_draft_tokens)
             return Block(path=(), draft=Draft(tuple(proposed), self.source))
         ahead = self.index.propose(wanted.num_draft_tokens + 1, after=wanted.pending)
         path = (*wanted.pending, *ahead[:1])
         return Block(path=path, draft=Draft(tuple(ahead[1:]), self.source))
+
+    async def foresee(self, wanted: Wanted) -> Foreseen:
+        """Rank what followed the same words, before every pending token and behind all."""
+        self._take_in(wanted)
+        pending = wanted.pending or ()
+        ids = [
+            self.index.following(len(SHARES), after=pending[:num])
+            for num in range(len(pending) + 1)
+        ]
+        places = [list(zip(each, SHARES, strict=False)) for each in ids]
+        found = rank(pending, places, wanted.max_outcomes)
+        return Foreseen(tuple(each.path(pending) for each in found))
+
+    async def draft_each(self, wanted: Wanted, foreseen: Foreseen) -> AsyncGenerator[Block, None]:
+        """Copy behind every outcome."""
+        for path in foreseen.paths:
+            ids = self.index.propose(wanted.num_draft_tokens, after=path)
+            yield Block(path=path, draft=Draft(tuple(ids), self.source))
+
+    def _take_in(self, wanted: Wanted) -> None:
+        self.index.truncate(wanted.start)
+        self.index.extend(wanted.token_ids)
 
     def close(self) -> None:
         """Nothing is shared, nothing needs freeing."""

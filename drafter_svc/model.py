@@ -4,19 +4,22 @@ A causal language model that proposes token after token, or all tokens of a draf
 batched over sequences.
 """
 
+import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from drafter_svc.outcomes import Calibration
 from drafter_svc.product_tree import product_tree
-from drafter_svc.source import Block, Opening, Wanted
+from drafter_svc.source import Block, Foreseen, Opening, Wanted
+from drafter_svc.survey import Survey
 from outrider import sources
 from outrider.distribution import RowSampling
 from outrider.draft import Draft
-from outrider.engine import Engine, Finished, JobInput, SequenceCache
+from outrider.engine import CacheTooShort, Engine, Finished, JobInput, OutOfBlocks, SequenceCache
 from outrider.proposal import NUM_LISTED, Likely, Place, Proposal, likely, propose
 from outrider.sampling import Mode
 from outrider.tree import GrowingTree
@@ -49,6 +52,8 @@ class Drafting:
     Behind a pending draft the first drawn token is the guess of what the target will add to it.
     ``masks`` gives how many tokens a pass draws: one behind the last known token, and one in place
     of every mask token behind that.
+    A draft for one of several outcomes has that outcome's ``path`` in place of the pending draft
+    and the guess, and goes on from the rows of the sequence's own cache, ``parent``.
     """
 
     cache: SequenceCache
@@ -56,6 +61,8 @@ class Drafting:
     wanted: Wanted
     max_length: int
     masks: "Masks"
+    path: tuple[int, ...] = ()
+    parent: SequenceCache | None = None
     priority: int = 0
     done: bool = False
     next: JobInput | None = None
@@ -67,13 +74,18 @@ class Drafting:
 
     @property
     def known(self) -> tuple[int, ...]:
-        """Ids that are fed before the first draw: committed ones, then the pending draft."""
-        return self.wanted.token_ids + (self.wanted.pending or ())
+        """Ids that are known before the first draw: committed ones, then what may follow them."""
+        return self.wanted.token_ids + (self.path or self.wanted.pending or ())
 
     @property
     def num_guesses(self) -> int:
         """1 behind a pending draft, where the first drawn token is no part of the draft."""
-        return 0 if self.wanted.pending is None else 1
+        return 0 if self.path or self.wanted.pending is None else 1
+
+    @property
+    def takes_likely(self) -> bool:
+        """True where a pass is asked what is likely, False where tokens are drawn from it."""
+        return self.masks.makes_trees
 
     @property
     def num_wanted(self) -> int:
@@ -96,8 +108,15 @@ class Drafting:
         return max(1, min(self.num_wanted - len(self.drawn), self.masks.num_parallel))
 
     def start(self) -> JobInput:
-        """Return what the engine feeds first."""
-        return self._input(self.wanted.start, self.known)
+        """Return what the engine feeds first.
+
+        Raises: CacheTooShort if the parent does not hold the path any more.
+        """
+        if self.parent is None:
+            return self._input(self.wanted.start, self.known)
+        held = self.num_known - 1
+        self.cache.split_from(self.parent, held)
+        return self._input(held, self.path[-1:])
 
     def _input(self, begin: int, token_ids: Sequence[int]) -> JobInput:
         num_rows = self.num_rows
@@ -161,14 +180,13 @@ class Drafting:
 
     def block(self) -> Block:
         """Return the proposal."""
-        pending, skip = self.wanted.pending, self.num_guesses
+        skip = self.num_guesses
+        path = self.path or (*(self.wanted.pending or ()), *self.drawn[:skip])
         if self.tree is not None:
-            path = () if pending is None else (*pending, *self.drawn)
             ids, parents = tuple(self.tree.token_ids), tuple(self.tree.parents)
             draft = Draft(ids, self.masks.source, parents=parents)
             scores = tuple(self.tree.scores)
             return Block(path=path, draft=draft, compute_ms=self.compute_ms, scores=scores)
-        path = () if pending is None else (*pending, *self.drawn[:1])
         draft = Draft(
             token_ids=tuple(self.drawn[skip:]),
             source=self.masks.source,
@@ -194,7 +212,7 @@ class DraftingHead:
         """Draw; runs on the engine's thread."""
         drawing: list[Finished] = []
         for entry in finished:
-            job: Drafting = entry.job  # type: ignore[assignment]
+            job: Drafting | Survey = entry.job  # type: ignore[assignment]
             job.next = None
             job.compute_ms += entry.compute_ms
             job.cache.commit(min(job.wanted.base, job.cache.length))
@@ -204,13 +222,13 @@ class DraftingHead:
                 job.done = True
         if not drawing:
             return
-        for (mode, vocab_size, makes_trees), group in _by_law(drawing).items():
+        for (mode, vocab_size, takes_likely), group in _by_law(drawing).items():
             jobs = [job for job, _ in group]
             logits = torch.cat([rows for _, rows in group])  # [R, V]
             rows = [row for job in jobs for row in job.rows()]
             places = [place for job in jobs for place in job.places()]
             size = min(self.vocab_size, vocab_size)
-            if makes_trees:
+            if takes_likely:
                 found = likely(
                     logits, rows, places, mode=mode, vocab_size=size, draft_ids=self.draft_ids
                 )
@@ -228,22 +246,24 @@ class DraftingHead:
                 draft_ids=self.draft_ids,
             )
             for job, own in zip(jobs, _parts(jobs), strict=True):
+                assert isinstance(job, Drafting)
                 job.take(proposals[own])
 
 
 def _by_law(
     finished: list[Finished],
-) -> dict[tuple[Mode, int, bool], list[tuple[Drafting, torch.Tensor]]]:
-    """Group the rows that one call can draw: of the same mode, target vocabulary and shape."""
-    groups: dict[tuple[Mode, int, bool], list[tuple[Drafting, torch.Tensor]]] = defaultdict(list)
+) -> dict[tuple[Mode, int, bool], list[tuple[Drafting | Survey, torch.Tensor]]]:
+    """Group the rows that one call can work on: of the same mode, target vocabulary and use."""
+    groups: dict[tuple[Mode, int, bool], list[tuple[Drafting | Survey, torch.Tensor]]]
+    groups = defaultdict(list)
     for entry in finished:
-        job: Drafting = entry.job  # type: ignore[assignment]
-        law = (job.opening.mode, job.opening.vocab_size, job.masks.makes_trees)
+        job: Drafting | Survey = entry.job  # type: ignore[assignment]
+        law = (job.opening.mode, job.opening.vocab_size, job.takes_likely)
         groups[law].append((job, entry.logits))
     return groups
 
 
-def _parts(jobs: Sequence[Drafting]) -> list[slice]:
+def _parts(jobs: Sequence[Drafting | Survey]) -> list[slice]:
     """Return each job's rows among those of all."""
     ends = list(itertools.accumulate(job.num_rows for job in jobs))
     return [slice(begin, end) for begin, end in itertools.pairwise([0, *ends])]
@@ -258,6 +278,9 @@ class ModelLease:
     opening: Opening
     max_length: int
     masks: Masks
+    calibration: Calibration
+    survey: Survey | None = None
+    """Of the latest pending draft, until it is known what became of it."""
 
     @property
     def cache_length(self) -> int:
@@ -266,11 +289,60 @@ class ModelLease:
 
     async def draft(self, wanted: Wanted) -> Block:
         """Feed the ids and draw; a cancelled call keeps the rows that were computed."""
+        self._learn(wanted)
         job = Drafting(self.cache, self.opening, wanted, self.max_length, self.masks)
         if job.num_known > self.max_length:
             return Block(path=wanted.pending or (), draft=Draft(source=self.masks.source))
         await self.engine.run(job)
         return job.block()
+
+    async def foresee(self, wanted: Wanted) -> Foreseen:
+        """Rank the outcomes by what the model deems likely at every place of the pending draft."""
+        self._learn(wanted)
+        if wanted.base + len(wanted.pending or ()) + 1 >= self.max_length:
+            return Foreseen()  # behind it there is no room for a draft
+        survey = Survey(self.cache, self.opening, wanted, self.calibration)
+        await self.engine.run(survey)
+        self.survey = survey
+        return survey.foreseen()
+
+    def _learn(self, wanted: Wanted) -> None:
+        if self.survey is not None:
+            self.survey.learn_from(wanted)
+            self.survey = None
+
+    async def draft_each(self, wanted: Wanted, foreseen: Foreseen) -> AsyncGenerator[Block, None]:
+        """Draft for all outcomes side by side, so that they share passes.
+
+        One for which the KV pool has no room, or that finds its beginning preempted, is left out.
+        """
+        jobs = [self._branch(wanted, path, foreseen.compute_ms) for path in foreseen.paths]
+        tasks = [asyncio.create_task(self.engine.run(job)) for job in jobs]
+        waiting = set(tasks)
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task, job in zip(tasks, jobs, strict=True):
+                    if task not in done:
+                        continue
+                    try:
+                        task.result()
+                    except (CacheTooShort, OutOfBlocks):
+                        continue
+                    yield job.block()
+        finally:
+            for task in tasks:
+                task.cancel()
+            for job in jobs:
+                self.engine.release(job.cache)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _branch(self, wanted: Wanted, path: tuple[int, ...], compute_ms: float) -> Drafting:
+        """Return the job that drafts for one outcome, with a cache of its own."""
+        cache = self.engine.open(salt=self.opening.cache_salt)
+        job = Drafting(cache, self.opening, wanted, self.max_length, self.masks, path, self.cache)
+        job.compute_ms = compute_ms
+        return job
 
     def close(self) -> None:
         """Give the KV back."""
@@ -279,11 +351,18 @@ class ModelLease:
 
 @dataclass(slots=True)
 class ModelSource:
-    """Drafts with the model that the engine runs."""
+    """Drafts with the model that the engine runs.
+
+    ``calibrations`` are what its drafts were found to be worth, by all sequences of a mode; in
+    RATIO each sequence has its own, since nothing of other requests may play a part there.
+    """
 
     engine: Engine
     max_length: int
     masks: Masks = ONE_BY_ONE
+    calibrations: dict[Mode, Calibration] = field(
+        default_factory=lambda: {mode: Calibration.of(mode) for mode in Mode}
+    )
     needs_tokenizer: bool = True
     num_continuations: int = 0
     feature_layers: tuple[int, ...] = ()
@@ -302,4 +381,6 @@ class ModelSource:
     def open(self, opening: Opening) -> ModelLease:
         """Begin with an empty cache."""
         cache = self.engine.open(salt=opening.cache_salt)
-        return ModelLease(self.engine, cache, opening, self.max_length, self.masks)
+        mode = opening.mode
+        calibration = Calibration.of(mode) if mode is Mode.RATIO else self.calibrations[mode]
+        return ModelLease(self.engine, cache, opening, self.max_length, self.masks, calibration)

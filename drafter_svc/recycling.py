@@ -1,13 +1,14 @@
 """Draft sources "recycling" and "suffix+recycling": trees of what the target said before."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from drafter_svc.lookup import SuffixLease, SuffixSource
-from drafter_svc.source import Block, Opening, Wanted
+from drafter_svc.outcomes import Candidates, rank
+from drafter_svc.source import Block, Foreseen, Opening, Wanted
 from outrider import sources
 from outrider.draft import Draft
-from outrider.lookup.recycling import NUM_CONTINUATIONS, RecyclingTable, SaltedTables
+from outrider.lookup.recycling import CHAIN_SHARE, NUM_CONTINUATIONS, RecyclingTable, SaltedTables
 from outrider.sampling import Mode
 from outrider.tree import GrowingTree
 
@@ -44,9 +45,35 @@ class RecyclingLease:
             if guess is None:
                 return Block(path=wanted.pending, draft=Draft(source=self.source))
             path = (*wanted.pending, guess)
+        return self._block(wanted, path)
+
+    async def foresee(self, wanted: Wanted) -> Foreseen:
+        """Learn, and rank what the target said last behind every pending token."""
+        self.learn(wanted)
+        pending = wanted.pending or ()
+        places = [self._candidates(wanted, pending[:num]) for num in range(len(pending) + 1)]
+        found = rank(pending, places, wanted.max_outcomes)
+        return Foreseen(tuple(each.path(pending) for each in found))
+
+    async def draft_each(self, wanted: Wanted, foreseen: Foreseen) -> AsyncGenerator[Block, None]:
+        """Grow a tree behind every outcome."""
+        for path in foreseen.paths:
+            yield self._block(wanted, path)
+
+    def _block(self, wanted: Wanted, path: tuple[int, ...]) -> Block:
         tree = self.grow(wanted, path)
         draft = Draft(tuple(tree.token_ids), self.source, parents=tuple(tree.parents))
         return Block(path=path, draft=draft, scores=tuple(tree.scores))
+
+    def _candidates(self, wanted: Wanted, after: Sequence[int]) -> Candidates:
+        """Return what may follow some pending tokens: the copy's id, then what is recycled."""
+        copied = self._copy(after, 1)
+        recycled = self.table.following((after or wanted.token_ids)[-1])
+        if not copied:
+            return recycled
+        left = 1 - CHAIN_SHARE
+        others = [(i, left * share) for i, share in recycled if i != copied[0]]
+        return [(copied[0], CHAIN_SHARE), *others]
 
     def learn(self, wanted: Wanted) -> None:
         """Take in committed ids and what the target said."""

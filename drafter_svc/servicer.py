@@ -2,13 +2,24 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import grpc
 
-from drafter_svc.source import Block, FeatureLease, Opening, Source, SourceLease, Wanted
+from drafter_svc.source import (
+    Block,
+    FeatureLease,
+    Foreseen,
+    Opening,
+    OutcomeLease,
+    Source,
+    SourceLease,
+    Wanted,
+)
 from outrider.continuations import Continuations
-from outrider.draft import NO_DRAFT
+from outrider.draft import MAX_OUTCOMES, NO_DRAFT
 from outrider.engine import CacheTooShort
 from outrider.errors import IdentityMismatch, InvalidField, ResourceExhausted
 from outrider.features import Features
@@ -16,6 +27,10 @@ from outrider.identity import ModelIdentity
 from outrider.sampling import read_law
 from outrider.serving.streams import first_message
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
+
+NO_BLOCK = Block(path=(), draft=NO_DRAFT)
+Ready = asyncio.Queue[drafter_pb2.DraftResponse | None]
+"""What can be written of an answer that is still being made; None: its last message is made."""
 
 
 @dataclass(slots=True)
@@ -64,37 +79,64 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                         # write must end before the next one begins.
                         drafting.cancel()
                         await asyncio.wait([answer])
-                    drafting = group.create_task(self._draft(lease, advance))
-                    answer = group.create_task(self._answer(drafting, lease, advance, context))
+                    ready = Ready()
+                    drafting = group.create_task(self._draft(lease, advance, ready))
+                    drafting.add_done_callback(partial(_end, ready))
+                    answer = group.create_task(
+                        self._answer(drafting, ready, lease, advance, context)
+                    )
         finally:
             self.num_leases -= 1
             lease.close()
 
     async def _draft(
-        self, lease: SourceLease, advance: drafter_pb2.Advance
+        self, lease: SourceLease, advance: drafter_pb2.Advance, ready: Ready
     ) -> drafter_pb2.DraftResponse:
+        """Return the last message of an answer; those before it become ready meanwhile."""
         wanted = _wanted(advance)
+        several = wanted.pending is not None and wanted.num_draft_tokens > 0
         try:
             if wanted.start > lease.cache_length:
                 raise CacheTooShort(lease.cache_length)
+            if several and wanted.max_outcomes > 1 and isinstance(lease, OutcomeLease):
+                return await self._draft_each(lease, advance, wanted, ready)
             return _response(advance, await lease.draft(wanted), lease)
         except CacheTooShort as error:
             needed = common_pb2.ContextNeeded(cycle=advance.cycle, have_length=error.length)
             return drafter_pb2.DraftResponse(context_needed=needed)
 
+    async def _draft_each(
+        self, lease: OutcomeLease, advance: drafter_pb2.Advance, wanted: Wanted, ready: Ready
+    ) -> drafter_pb2.DraftResponse:
+        """Tell the outcomes, then every block as soon as it is there; return the last one.
+
+        That is an empty one where a block is missing.
+        """
+        foreseen = await lease.foresee(wanted)
+        ready.put_nowait(_outcomes(advance, foreseen))
+        num_left = len(foreseen.paths)
+        async with aclosing(lease.draft_each(wanted, foreseen)) as blocks:
+            async for block in blocks:
+                num_left -= 1
+                if not num_left:
+                    return _response(advance, block, lease)
+                ready.put_nowait(_response(advance, block, lease, last=False))
+        return _response(advance, NO_BLOCK, lease)
+
     async def _answer(
         self,
         drafting: "asyncio.Task[drafter_pb2.DraftResponse]",
+        ready: Ready,
         lease: SourceLease,
         advance: drafter_pb2.Advance,
         context: grpc.aio.ServicerContext,
     ) -> None:
         """Write what the drafting comes to, an empty last block if it was cancelled."""
-        await asyncio.wait([drafting])
-        if drafting.cancelled():
-            await context.write(_response(advance, Block(path=(), draft=NO_DRAFT), lease))
-        else:
-            await context.write(drafting.result())
+        while (response := await ready.get()) is not None:
+            if not drafting.cancelled():
+                await _write(context, response)
+        last = _response(advance, NO_BLOCK, lease) if drafting.cancelled() else drafting.result()
+        await _write(context, last)
 
     def _open(self, request: drafter_pb2.DraftRequest) -> tuple[Source, SourceLease]:
         if request.WhichOneof("kind") != "open":
@@ -147,6 +189,9 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         if advance.max_draft_tokens > self.max_draft_tokens:
             limit = f"{advance.max_draft_tokens} is above {self.max_draft_tokens}"
             raise InvalidField("advance.max_draft_tokens", limit)
+        if advance.max_outcomes > MAX_OUTCOMES:
+            limit = f"{advance.max_outcomes} is above {MAX_OUTCOMES}"
+            raise InvalidField("advance.max_outcomes", limit)
         if not advance.token_ids:
             raise InvalidField("advance.token_ids", "at least one committed id must follow start")
         base = advance.start + len(advance.token_ids)
@@ -160,6 +205,16 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                 limit = f"id {worst} is not below {self.identity.vocab_size}"
                 raise InvalidField("advance.token_ids", limit)
         return advance
+
+
+async def _write(context: grpc.aio.ServicerContext, response: drafter_pb2.DraftResponse) -> None:
+    """Write unless the call is over, which the loop over its requests learns by itself."""
+    with suppress(grpc.aio.BaseError):
+        await context.write(response)
+
+
+def _end(ready: Ready, _: "asyncio.Task[drafter_pb2.DraftResponse]") -> None:
+    ready.put_nowait(None)
 
 
 def _spec(layers: tuple[int, ...]) -> common_pb2.FeatureSpec | None:
@@ -194,11 +249,19 @@ def _wanted(advance: drafter_pb2.Advance) -> Wanted:
             for each in advance.continuations
             if (read := Continuations.from_proto(each)) is not None
         ),
+        max_outcomes=max(advance.max_outcomes, 1),
+    )
+
+
+def _outcomes(advance: drafter_pb2.Advance, foreseen: Foreseen) -> drafter_pb2.DraftResponse:
+    paths = [drafter_pb2.OutcomePath(token_ids=path) for path in foreseen.paths]
+    return drafter_pb2.DraftResponse(
+        outcomes=drafter_pb2.Outcomes(cycle=advance.cycle, paths=paths)
     )
 
 
 def _response(
-    advance: drafter_pb2.Advance, block: Block, lease: SourceLease
+    advance: drafter_pb2.Advance, block: Block, lease: SourceLease, *, last: bool = True
 ) -> drafter_pb2.DraftResponse:
     message = drafter_pb2.DraftBlock(
         base_length=advance.start + len(advance.token_ids),
@@ -207,7 +270,7 @@ def _response(
         draft=block.draft.to_proto(),
         cache_length=lease.cache_length,
         compute_ms=block.compute_ms,
-        last=True,
+        last=last,
         cycle=advance.cycle,
     )
     return drafter_pb2.DraftResponse(block=message)

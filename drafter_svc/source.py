@@ -1,5 +1,6 @@
 """The seam between the drafter's servicer and its draft sources."""
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -59,6 +60,8 @@ class Wanted:
     for_cycle: int = 0
     continuations: tuple[Continuations, ...] = ()
     """What the target said since the last advance, where the source asked for it."""
+    max_outcomes: int = 1
+    """Outcomes of the pending draft to prepare, where the source can prepare several."""
 
     @property
     def base(self) -> int:
@@ -75,6 +78,15 @@ class Block:
     compute_ms: float = 0.0
     scores: tuple[float, ...] = ()
     """Of a tree: how likely each node is to be accepted, as its source sees it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """Outcomes of a pending draft to draft for: what is committed in each, likeliest first."""
+
+    paths: tuple[tuple[int, ...], ...] = ()
+    compute_ms: float = 0.0
+    """What it took to find them."""
 
 
 class SourceLease(Protocol):
@@ -94,6 +106,28 @@ class SourceLease(Protocol):
 
     def close(self) -> None:
         """Free everything kept for the sequence."""
+        ...
+
+
+@runtime_checkable
+class OutcomeLease(SourceLease, Protocol):
+    """A lease that can draft for several outcomes of a pending draft.
+
+    Both calls together take the place of ``draft``, where more than one outcome is wanted.
+    """
+
+    async def foresee(self, wanted: Wanted) -> Foreseen:
+        """Take the ids in and rank the outcomes of ``wanted.pending``.
+
+        At most ``wanted.max_outcomes``. Raises: CacheTooShort as ``draft`` does.
+        """
+        ...
+
+    def draft_each(self, wanted: Wanted, foreseen: Foreseen) -> AsyncGenerator[Block, None]:
+        """Yield a block for every outcome as soon as it is there; some may be missing.
+
+        Of the same ``wanted``, before anything else is asked of the lease.
+        """
         ...
 
 

@@ -63,7 +63,7 @@ class DraftBoard:
         for key, block in list(self._blocks.items()):
             is_due = block.for_cycle is None or block.for_cycle == cycle
             is_over = block.for_cycle is not None and block.for_cycle < cycle
-            if not is_over and block.fits_length > length:
+            if not is_over and block.fits_length > length and _may_fit(token_ids, block):
                 continue
             del self._blocks[key]
             matches = is_due and block.fits_length == length
@@ -87,6 +87,12 @@ class DraftBoard:
     async def wait(self) -> None:
         """Wait for a post or wake since the last take."""
         await self._changed.wait()
+
+
+def _may_fit(token_ids: Sequence[int], block: DraftBlock) -> bool:
+    """True if what is committed behind the block's base is the beginning of its path."""
+    after = tuple(token_ids[block.base_length :])
+    return after == block.path[: len(after)]
 
 
 def _ends_with(token_ids: Sequence[int], block: DraftBlock) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 
@@ -34,6 +34,23 @@ class Asked:
     base_length: int
     pending: tuple[int, ...] | None
     for_cycle: int | None
+    asked_s: float
+    num_outcomes: int = 1
+    outcomes: frozenset[tuple[int, ...]] | None = None
+    """What may follow the base in the outcomes that blocks will come for, once that was told."""
+    will_tell: bool = False
+    """Outcomes are yet to be told: until then each may be among them."""
+    reads_prompt: bool = False
+
+    def can_become(self, after: tuple[int, ...]) -> bool:
+        """True if a block for the base with these ids behind it may still come."""
+        if self.pending is None:
+            return not after
+        if self.outcomes is not None:
+            return after in self.outcomes
+        if self.will_tell:
+            return bool(after) and after[:-1] == self.pending[: len(after) - 1]
+        return len(after) == len(self.pending) + 1 and after[:-1] == self.pending
 
 
 @dataclass(slots=True)
@@ -60,6 +77,8 @@ class GrpcDraftLease:
     feature_layers: tuple[int, ...] = ()
     """Layers whose hidden states the drafter wants: as it told before, then as it says itself."""
     features: KeptFeatures = field(default_factory=KeptFeatures)
+    tells_outcomes: bool = False
+    """The source prepares several outcomes and tells which; not all do."""
     lost_reason: str = ""
     reader: "asyncio.Task[None] | None" = None
     cost: DraftCost = field(default_factory=DraftCost)
@@ -143,14 +162,20 @@ class GrpcDraftLease:
         """True while the awaited answer can fit the present sequence."""
         if self.asked is None or self.asked.for_cycle not in (None, sequence.cycle):
             return False
-        after = tuple(sequence.token_ids[self.asked.base_length :])
-        if self.asked.pending is None:
-            return not after
-        return len(after) == len(self.asked.pending) + 1 and after[:-1] == self.asked.pending
+        return self.asked.can_become(tuple(sequence.token_ids[self.asked.base_length :]))
 
-    async def advance(self, sequence: Sequence, pending: Draft | None, num_tokens: int) -> None:
+    async def advance(
+        self,
+        sequence: Sequence,
+        pending: Draft | None,
+        num_tokens: int,
+        *,
+        max_outcomes: int = 1,
+    ) -> None:
         """Tell what is committed and what is being verified (None: nothing is)."""
+        self._note_ahead()  # an answer that is not waited for has taken this long at least
         start = min(self.ledger.cache_length, len(sequence) - 1)
+        self.ledger.expect(start)  # the drafter may truncate to it before it computes anything
         for_cycle = None
         if self.binds_cycles:
             for_cycle = sequence.cycle if pending is None else sequence.cycle + 1
@@ -160,12 +185,22 @@ class GrpcDraftLease:
             token_ids=sequence.token_ids[start:],
             pending=None if pending is None else common_pb2.Draft(token_ids=pending.token_ids),
             max_draft_tokens=num_tokens,
+            max_outcomes=max_outcomes,
             for_cycle=for_cycle or 0,
             continuations=self.taught,
         )
         self.taught.clear()
         pending_ids = None if pending is None else pending.token_ids
-        self.asked = Asked(self.num_advances, len(sequence), pending_ids, for_cycle)
+        self.asked = Asked(
+            self.num_advances,
+            len(sequence),
+            pending_ids,
+            for_cycle,
+            self.clock(),
+            max_outcomes,
+            will_tell=self.tells_outcomes and max_outcomes > 1,
+            reads_prompt=self.num_advances == 0,
+        )
         self.num_advances += 1
         try:
             with self.deadline.within(WRITE_TIMEOUT_S):
@@ -200,6 +235,8 @@ class GrpcDraftLease:
                     self._learn_wishes(response.opened)
                 if kind == "block":
                     self._post(response.block)
+                elif kind == "outcomes":
+                    self._foresee(response.outcomes)
                 elif kind == "context_needed":
                     self._answered(response.context_needed.cycle)
                     self.ledger.lower(response.context_needed.have_length)
@@ -219,6 +256,21 @@ class GrpcDraftLease:
         """True if this is the drafter whose identity was judged."""
         return self.worker.identity is not None and self.worker.identity.incarnation == incarnation
 
+    def _foresee(self, outcomes: drafter_pb2.Outcomes) -> None:
+        """Learn which outcomes blocks will come for; who waits for another one need not."""
+        self.tells_outcomes = True
+        if self.asked is not None and self.asked.cycle == outcomes.cycle:
+            paths = frozenset(tuple(path.token_ids) for path in outcomes.paths)
+            self.asked = replace(self.asked, outcomes=paths)
+            self.board.wake()
+
+    def _note_ahead(self) -> None:
+        """Learn what drafts behind a pending one take from the asking on; prompts take longer."""
+        asked = self.asked
+        if asked is not None and asked.pending is not None and not asked.reads_prompt:
+            elapsed_ms = (self.clock() - asked.asked_s) * 1e3
+            self.cost.ahead.observe(asked.num_outcomes, elapsed_ms)
+
     def _post(self, block: drafter_pb2.DraftBlock) -> None:
         if block.last:
             self._answered(block.cycle)
@@ -236,6 +288,7 @@ class GrpcDraftLease:
 
     def _answered(self, cycle: int) -> None:
         if self.asked is not None and self.asked.cycle == cycle:
+            self._note_ahead()
             self.asked = None
 
     async def _why(self) -> str:

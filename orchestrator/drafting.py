@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.board import DraftBoard
-from orchestrator.draft_length import Choice, DraftLength, Reason
+from orchestrator.draft_length import Choice, DraftLength, Reason, uniform
 from orchestrator.kept_features import StepFeatures
+from orchestrator.outcome_count import num_outcomes
 from orchestrator.patience import Patience
 from orchestrator.policy import SpeculationPlan
 from orchestrator.receipt import BlockResult, Stats
@@ -41,8 +42,18 @@ class DraftLease(Protocol):
         """True while an answer is awaited that can still fit the present sequence."""
         ...
 
-    async def advance(self, sequence: Sequence, pending: Draft | None, num_tokens: int) -> None:
-        """Tell what is committed and what is being verified (None: nothing is)."""
+    async def advance(
+        self,
+        sequence: Sequence,
+        pending: Draft | None,
+        num_tokens: int,
+        *,
+        max_outcomes: int = 1,
+    ) -> None:
+        """Tell what is committed and what is being verified (None: nothing is).
+
+        Drafts are wanted for so many outcomes of what is being verified.
+        """
         ...
 
     @property
@@ -184,7 +195,11 @@ class Drafting:
         choice = self.length.choose(sequence.cycle + 1)
         num_tokens = min(choice.num_tokens, sequence.num_remaining - len(chain) - 2)
         if num_tokens > 0:
-            await lease.advance(sequence, chain, num_tokens)
+            lane = self.length.lane
+            drawn = uniform(f"{self.length.request_id} outcomes", sequence.cycle)
+            count = num_outcomes(self.plan.max_outcomes, lane, len(chain), drawn)
+            lane.source.last_outcomes = count
+            await lease.advance(sequence, chain, num_tokens, max_outcomes=count)
 
     def close(self) -> None:
         """End the drafter's lease and count what was never used."""
@@ -221,9 +236,8 @@ class Drafting:
         lease = self._current_lease()
         if lease is None:
             return None
-        was_ahead = lease.answers(sequence)
         most_s = self.length.max_wait_s(choice)
-        draft = await self._wait(lease, sequence, num_tokens, most_s)
+        draft, was_ahead = await self._wait(lease, sequence, num_tokens, most_s)
         if draft is None and lease.answers(sequence):
             self.stats.note_blocks(BlockResult.LATE)
         else:
@@ -233,9 +247,10 @@ class Drafting:
 
     async def _wait(
         self, lease: DraftLease, sequence: Sequence, num_tokens: int, most_s: float | None
-    ) -> Draft | None:
+    ) -> tuple[Draft | None, bool]:
         """Wait for the drafter within the budget, asking it again if what it works on cannot fit.
 
+        Returns what came, and whether it was on its way already, so that nobody had to ask again.
         ``most_s`` is where waiting stops to pay; a drafter that takes longer is not to blame for
         that, only one that takes the whole budget is late.
         """
@@ -243,11 +258,11 @@ class Drafting:
         pays_until = None if most_s is None else now_s + most_s
         began = self.clock()
         if self.plan.draft_wait_s <= 0 or not lease.patience.allows(began):
-            return None
+            return None, False
         draft: Draft | None = None
+        asked = False
         try:
             async with asyncio.timeout(self.plan.draft_wait_s):
-                asked = False
                 while lease.is_alive:
                     if not lease.answers(sequence):
                         if asked:
@@ -269,7 +284,7 @@ class Drafting:
                 lease.patience.note_late(now)
         else:
             lease.patience.note_in_time()
-        return draft
+        return draft, not asked
 
     def _current_lease(self) -> DraftLease | None:
         """Return a live lease, taking a drafter (back) where that is possible."""

@@ -136,11 +136,14 @@ class DraftCost:
     Units: times in milliseconds. ``wait`` is what cycles really waited, by the number of tokens
         asked for: what was ready by then cost nothing. ``compute`` is what the drafter states, by
         the number of tokens proposed. ``arrival`` is the share of wanted drafts that came.
+        ``ahead`` is what passes from asking for drafts behind a pending one to the last of them, by
+        the number of outcomes asked for.
     """
 
     wait: MonotoneTable = field(default_factory=MonotoneTable)
     compute: MonotoneTable = field(default_factory=lambda: MonotoneTable(MAX_JUMP, True))
     arrival: Average = field(default_factory=lambda: Average(1.0, 1))
+    ahead: MonotoneTable = field(default_factory=lambda: MonotoneTable(MAX_JUMP))
     _cycles: Kept = field(default_factory=Kept)
 
     def cycles_ms(self, longest: int, verify: VerifyCost) -> list[float]:
@@ -181,6 +184,7 @@ class DraftCost:
         self.wait.refresh()
         self.compute.refresh()
         self.arrival.refresh()
+        self.ahead.refresh()
 
 
 @dataclass(slots=True)
@@ -188,7 +192,8 @@ class SourceEstimates:
     """What drafts of one source are worth for one target.
 
     ``accepted`` is the number of accepted tokens by the number of nodes, for trees; positions in a
-    tree have no meaning of their own. ``last_length`` and ``last_gain`` are the latest choice.
+    tree have no meaning of their own. ``last_length`` and ``last_gain`` are the latest choice,
+    ``last_outcomes`` how many outcomes were last prepared for.
     """
 
     acceptance: SourceAcceptance = field(default_factory=SourceAcceptance)
@@ -201,6 +206,7 @@ class SourceEstimates:
     num_choices: int = 0
     last_length: int = 0
     last_gain: float = 1.0
+    last_outcomes: int = 1
 
     def note_choice(self, num_tokens: int, gain: float) -> None:
         """Remember the latest choice."""

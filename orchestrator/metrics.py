@@ -191,6 +191,7 @@ class PresentState(Collector):
 
         length = gauge("draft_length", "Draft tokens that the latest cycle asked for.")
         gain = gauge("draft_length_gain", "Its predicted rate over that of target-only.")
+        outcomes = gauge("draft_outcomes", "Outcomes that the latest cycle was prepared for.")
         is_on = gauge("draft_source_on", "1 while drafts of a source are used, 0 switched off.")
         names = {target.key: name for name, target in list(self.pool.targets.items())}
         for (key, source), known in list(self.pool.estimates.sources.items()):
@@ -198,8 +199,9 @@ class PresentState(Collector):
                 labels = (names[key], source)
                 length.add_metric(labels, known.last_length)
                 gain.add_metric(labels, known.last_gain)
+                outcomes.add_metric(labels, known.last_outcomes)
                 is_on.add_metric(labels, 0.0 if known.switch.is_off else 1.0)
-        yield from (length, gain, is_on)
+        yield from (length, gain, outcomes, is_on)
 
 
 def _gauge(name: str, about: str, value: float) -> GaugeMetricFamily:

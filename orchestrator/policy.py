@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from orchestrator.outcome_count import OutcomeLimit
 from outrider import sources
 from outrider.errors import InvalidField
 from outrider.sampling import MAX_TRACED_IDS, AcceptanceRule
@@ -40,7 +41,8 @@ class SpeculationPlan:
 
     ``sources`` in order of preference, empty for the drafter's own default; ``draft_wait_s`` bounds
     how long a verification may wait for a draft; ``lookup`` allows the orchestrator's own lookup
-    where no draft is there; ``num_traced_ids`` ids are reported per row, 0 for no trace.
+    where no draft is there; ``num_traced_ids`` ids are reported per row, 0 for no trace;
+    ``max_outcomes`` of a verification are prepared while it is in flight.
     """
 
     sources: tuple[str, ...]
@@ -50,6 +52,7 @@ class SpeculationPlan:
     decision: str
     rule: AcceptanceRule = AcceptanceRule.COUPLED
     num_traced_ids: int = 0
+    max_outcomes: OutcomeLimit = 1
 
     @property
     def speculates(self) -> bool:
@@ -83,6 +86,7 @@ class Policy:
     draft_wait_s: float = 0.1
     lookup_on_miss: bool = True
     rule: AcceptanceRule = AcceptanceRule.COUPLED
+    max_outcomes: OutcomeLimit = 1
 
     def plan(self, options: SpeculationOptions) -> SpeculationPlan:
         """Return the plan of one request.
@@ -99,6 +103,7 @@ class Policy:
             self._plan(options),
             rule=options.rule or self.rule,
             num_traced_ids=options.num_traced_ids,
+            max_outcomes=self.max_outcomes,
         )
 
     def _plan(self, options: SpeculationOptions) -> SpeculationPlan:

@@ -264,6 +264,7 @@ def _receipt(generation: Generation) -> generation_pb2.Receipt:
         num_ledger_heals=generation.num_ledger_heals,
         num_failovers=stats.num_failovers,
         num_feature_bytes=stats.num_feature_bytes,
+        draft_blocks=_reason_counts({each.value: n for each, n in stats.blocks.items() if n}),
     )
     if stats.draft_lengths:
         receipt.draft_lengths.histogram.extend(dense(stats.draft_lengths))

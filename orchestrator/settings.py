@@ -8,6 +8,7 @@ from pydantic_settings import SettingsConfigDict
 from orchestrator.policy import Policy
 from orchestrator.step_time import StepTime
 from orchestrator.worker import MAX_FAILURES
+from outrider.draft import MAX_OUTCOMES
 from outrider.sampling import AcceptanceRule
 from outrider.serving.settings import Addresses, CommaSeparated, ServiceSettings
 
@@ -53,6 +54,11 @@ class OrchestratorSettings(ServiceSettings):
         ge=1,
         le=1_000_000,
         description="Failures in a row after which a worker is left alone for a while.",
+    )
+    max_outcomes: Annotated[int, Field(ge=1, le=MAX_OUTCOMES)] | Literal["auto"] = Field(
+        default=1,
+        description="Outcomes of a verification that the drafter prepares for meanwhile, or auto "
+        "for as many as are ready in time.",
     )
     draft_wait_ms: float = Field(
         default=100.0,
@@ -111,4 +117,5 @@ class OrchestratorSettings(ServiceSettings):
             draft_wait_s=self.draft_wait_ms / 1e3,
             lookup_on_miss=self.lookup_on_miss,
             rule=self.acceptance_rule,
+            max_outcomes=self.max_outcomes,
         )

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field, replace
 from outrider.tree import chain_parents
 from outrider.v1 import common_pb2 as pb
 
+MAX_OUTCOMES = 32
+"""Outcomes of a pending draft that a drafter may be asked to prepare for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:

@@ -64,6 +64,16 @@ class TableCache:
         del self.token_ids[length:]
         self.committed_length = min(self.committed_length, self.length)
 
+    def split_from(self, parent: "TableCache", length: int) -> None:
+        """Begin with the first positions of another sequence.
+
+        Raises: CacheTooShort if it does not hold them.
+        """
+        if length > parent.length:
+            raise CacheTooShort(parent.length)
+        self.token_ids = parent.token_ids[:length]
+        self.committed_length = min(parent.committed_length, length)
+
     def commit(self, length: int) -> None:
         """Declare [0, length) final."""
         self.committed_length = max(self.committed_length, min(length, self.length))

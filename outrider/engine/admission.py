@@ -71,11 +71,13 @@ class Admission:
             assert entry.input is not None
             cache = entry.job.cache
             needed = cache.blocks_needed(entry.input.reach)
-            if needed and blocked:  # nobody overtakes a job that waits for blocks
+            if cache.is_split and needed > self.ledger.num_available:
+                # Nobody loses blocks for the sake of a guess.
+                fail(entry, OutOfBlocks("the KV pool has no blocks left for another outcome"))
+            elif needed and blocked:  # nobody overtakes a job that waits for blocks
                 blocked.append(entry)
             elif self._make_room(needed, entries):
-                if self.ledger.num_available - needed < _blocks_of_branches(entry):
-                    # Nobody loses blocks for the sake of a guess.
+                if self.ledger.num_available - needed < _blocks_of_branches(entry):  # nor here
                     fail(entry, NoRoomForTree("the KV pool has no blocks left for a tree"))
                     continue
                 copy = cache.reserve(entry.input.reach)

@@ -1,8 +1,10 @@
 """One sequence's KV: a block table, the ids of its positions, and how far they are committed."""
 
+import math
 from array import array
 from collections.abc import Sequence
 
+from outrider.engine.errors import CacheTooShort
 from outrider.engine.ledger import BlockLedger, chain_key
 
 # Half-open ranges of positions:
@@ -30,6 +32,7 @@ class SequenceCache:
         self.finished_s: float | None = None  # when its last job was done
         self.return_s = 0.0  # seconds that the next job usually takes to come, a moving average
         self.closed = False
+        self.is_split = False  # it holds a guess about another sequence
 
     def note_return(self, arrived_s: float) -> None:
         """Learn how long the sequence was away between two jobs."""
@@ -91,6 +94,25 @@ class SequenceCache:
             self.token_ids.extend(token_ids[end - size : end])
         self.committed_length = self.length
         return self.length
+
+    def split_from(self, parent: "SequenceCache", length: int) -> None:
+        """Begin with the first positions of another sequence, draft rows included.
+
+        Their blocks are shared; whoever writes into a shared one first gets a copy. The cache must
+        be empty. Raises: CacheTooShort if the parent does not hold them any more.
+        """
+        assert self.length == 0
+        if length > parent.length:
+            raise CacheTooShort(parent.length)
+        self._shrink(0)
+        for block in parent.table[: -(-length // self._block_size)]:
+            self._ledger.acquire(block)
+            self.table.append(block)
+        self.token_ids.extend(parent.token_ids[:length])
+        self.committed_length = min(parent.committed_length, length)
+        self._keys = parent._keys[: self.committed_length // self._block_size]
+        self.is_split = True
+        self.return_s = math.inf  # it has one job, so that no pass waits for its next
 
     def blocks_needed(self, length: int) -> int:
         """Blocks to allocate before the positions up to ``length`` can be written."""

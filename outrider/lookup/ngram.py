@@ -64,6 +64,24 @@ class NgramIndex:
         finally:
             self.truncate(length)
 
+    def following(self, num_ids: int, *, after: Sequence[int] = ()) -> list[int]:
+        """Return different ids that followed repeated endings, of the longest and latest first.
+
+        ``after`` as for ``propose``.
+        """
+        length = len(self._token_ids)
+        self.extend(after)
+        try:
+            found: dict[int, None] = {}
+            for ngram in self._last_ngrams():
+                for end in reversed(self._ends[ngram][:-1]):
+                    found.setdefault(self._token_ids[end])
+                    if len(found) >= num_ids:
+                        return list(found)
+            return list(found)
+        finally:
+            self.truncate(length)
+
     def _copy(self, num_draft_tokens: int) -> list[int]:
         for ngram in self._last_ngrams():
             ends = self._ends[ngram]

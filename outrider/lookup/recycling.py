@@ -40,6 +40,10 @@ class RecyclingTable:
         known = self._next.get(token_id)
         return known[0] if known else None
 
+    def following(self, token_id: int) -> list[tuple[int, float]]:
+        """Return the continuations of a token and the shares of their ranks, likeliest first."""
+        return list(zip(self._next.get(token_id, ()), SHARES, strict=False))
+
     def grow(self, last_token_id: int, num_nodes: int, *, chain: Sequence[int] = ()) -> GrowingTree:
         """Return a tree behind a token, its likeliest nodes first.
 

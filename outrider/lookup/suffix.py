@@ -153,6 +153,29 @@ class SuffixIndex:
         finally:
             self._own.truncate(length)
 
+    def following(self, num_ids: int, *, after: Sequence[int] = ()) -> list[int]:
+        """Return different ids that may follow ``after``: the best match's first, then others.
+
+        Those behind longer matches come first, of equal ones the more frequent.
+        """
+        found = dict.fromkeys(self.match(1, after=after).token_ids)
+        length = len(self._own)
+        self._own.extend(after)
+        try:
+            ending = self.tail(max(0, len(self._own) - MAX_MATCH))
+            texts = [self._own] if self.shared is None else [self._own, self.shared.text]
+            seen = Counter(
+                (text.match_length(end, ending), text[end])
+                for text in texts
+                for end in text.occurrences(ending)
+                if end < len(text) and text[end] != BOUNDARY
+            )
+        finally:
+            self._own.truncate(length)
+        for (_, token_id), _ in sorted(seen.items(), key=lambda each: (-each[0][0], -each[1])):
+            found.setdefault(token_id)
+        return list(found)[:num_ids]
+
     def _best(
         self, text: IndexedText, ending: Sequence[int], num_draft_tokens: int, *, is_own: bool
     ) -> Match:

@@ -1,6 +1,7 @@
 """17, 18: in RATIO the orchestrator uses a block whole, in the one cycle it was drawn for."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -66,10 +67,16 @@ async def run(
     *,
     change: Change | None = None,
     k: int | None = 3,
+    max_outcomes: int = 1,
+    temperature: float = SAMPLING.temperature,
 ) -> pb.GenerateComplete:
     async def ask(client: Client) -> pb.GenerateComplete:
         request = generate_request(
-            [10, 20, 30], SAMPLING, sources=["model"], num_draft_tokens=k, acceptance_rule=BLOCK
+            [10, 20, 30],
+            replace(SAMPLING, temperature=temperature),
+            sources=["model"],
+            num_draft_tokens=k,
+            acceptance_rule=BLOCK,
         )
         return (await client.generate(request, timeout_s=30)).complete
 
@@ -86,6 +93,7 @@ async def run(
         draft_wait_ms=10_000,
         num_draft_tokens="auto",
         lookup_on_miss=k is not None,
+        max_outcomes=max_outcomes,
     ) as services:
         return await ask(services.client)
 
@@ -105,6 +113,52 @@ async def test_every_draft_is_one_whole_block_of_its_cycle(
     whole = {(block.for_cycle, tuple(block.draft.token_ids)) for block in seen.blocks}
     for step in seen.speculative_steps:
         assert (step.cycle, tuple(step.draft.token_ids)) in whole
+
+
+async def test_of_several_outcomes_the_block_of_the_one_that_happened_is_used(
+    verifier: Worker, drafter: Worker
+) -> None:
+    seen = Seen()
+    complete = await run(verifier, drafter, seen, max_outcomes=5, temperature=0.3)
+    whole_text = [10, 20, 30, *complete.output_ids]
+    num_ahead, paths_by_cycle = 0, {}
+    for block in seen.blocks:
+        paths_by_cycle.setdefault(block.for_cycle, []).append(tuple(block.path_token_ids))
+    assert max(map(len, paths_by_cycle.values())) >= 5
+    for step in seen.steps:
+        text = whole_text[: step.start + len(step.token_ids)]
+        if not step.draft.token_ids or step.draft.source != "model":
+            continue
+        fitting = [
+            block
+            for block in seen.blocks
+            if block.for_cycle == step.cycle
+            and text == [*text[: block.base_length], *block.path_token_ids]
+        ]
+        assert list(step.draft.token_ids) in [list(block.draft.token_ids) for block in fitting]
+        num_ahead += any(block.path_token_ids for block in fitting)
+    assert num_ahead > 3, (num_ahead, len(seen.steps), len(seen.blocks))
+
+
+async def test_blocks_that_claim_another_outcome_are_left_alone(
+    verifier: Worker, drafter: Worker
+) -> None:
+    """Every path is shifted to an outcome that cannot happen; only drafts made anew are used."""
+    seen = Seen()
+
+    def misplace(message: bytes) -> Iterable[bytes]:
+        response = drafter_pb2.DraftResponse.FromString(message)
+        if response.block.path_token_ids:
+            response.block.path_token_ids[-1] ^= 256
+        return tuple(seen.from_drafter(response.SerializeToString()))
+
+    complete = await run(verifier, drafter, seen, change=misplace, max_outcomes=5, temperature=0.3)
+    assert complete.completion_tokens == 40
+    blocks = {each.reason: each.count for each in complete.receipt.draft_blocks}
+    assert blocks["stale"] > 20, (blocks, len(seen.blocks))
+    own = {tuple(b.draft.token_ids) for b in seen.blocks if not b.path_token_ids}
+    models = [step for step in seen.speculative_steps if step.draft.source == "model"]
+    assert all(tuple(step.draft.token_ids) in own for step in models)
 
 
 async def test_a_block_of_another_cycle_is_never_used(verifier: Worker, drafter: Worker) -> None:

@@ -99,6 +99,7 @@ class DraftStream:
         *,
         num_tokens: int = 4,
         for_cycle: int = 0,
+        max_outcomes: int = 0,
     ) -> int:
         """Tell the sequence and what is being verified; return the advance's cycle."""
         self.cycle += 1
@@ -109,6 +110,7 @@ class DraftStream:
             pending=None if pending is None else common_pb2.Draft(token_ids=pending),
             max_draft_tokens=num_tokens,
             for_cycle=for_cycle,
+            max_outcomes=max_outcomes,
         )
         await self.call.write(drafter_pb2.DraftRequest(advance=advance))
         return self.cycle

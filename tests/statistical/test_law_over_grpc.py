@@ -13,8 +13,11 @@ import pytest
 import structlog
 import torch
 
+from drafter_svc.model import ModelLease
+from drafter_svc.source import Block
 from outrider import coupling
 from outrider.client import Client, generate_request
+from outrider.draft import NO_DRAFT
 from outrider.sampling import AcceptanceRule, SamplingParams
 from outrider.v1 import generation_pb2 as pb
 from tests.cluster import cluster
@@ -45,7 +48,9 @@ def be_quick() -> None:
     torch.set_num_threads(1)  # rows are short: threads only wait for one another
 
 
-async def sample(*, num_draws: int, first_seed: int, rule: AcceptanceRule) -> tuple[Ids, Counter]:
+async def sample(
+    *, num_draws: int, first_seed: int, rule: AcceptanceRule, max_outcomes: int = 1
+) -> tuple[Ids, Counter]:
     """Return the first tokens of every seed, each from its own request with drafts of two."""
     sequences: Ids = np.zeros((num_draws, NUM_TOKENS), dtype=np.int64)
     counts: Counter = Counter()
@@ -53,8 +58,10 @@ async def sample(*, num_draws: int, first_seed: int, rule: AcceptanceRule) -> tu
 
     async def ask(client: Client) -> None:
         for i in seeds:
-            # One token more than is looked at leaves room for both draft tokens.
-            params = SamplingParams(temperature=1.0, max_tokens=NUM_TOKENS + 1, seed=first_seed + i)
+            # One token more than is looked at leaves room for both draft tokens, a few more for
+            # drafting ahead of the cycles that are looked at.
+            num_tokens = NUM_TOKENS + (1 if max_outcomes == 1 else 4)
+            params = SamplingParams(temperature=1.0, max_tokens=num_tokens, seed=first_seed + i)
             output = await client.generate(
                 generate_request(
                     PROMPT,
@@ -68,13 +75,18 @@ async def sample(*, num_draws: int, first_seed: int, rule: AcceptanceRule) -> tu
             counts.update(origin for chunk in output.chunks for origin in chunk.origins)
             counts["heals"] += output.complete.receipt.num_ledger_heals
             counts["failovers"] += output.complete.receipt.num_failovers
+            for each in output.complete.receipt.draft_blocks:
+                counts[each.reason] += each.count
 
     async with cluster(
         verifiers=[table_verifier(TARGET, gather_s=GATHER_S)],
         drafters=[table_drafter(DRAFT, gather_s=GATHER_S)],
         draft_wait_ms=10_000,
+        max_outcomes=max_outcomes,
     ) as services:
-        await asyncio.gather(*(ask(services.client) for _ in range(CONCURRENCY)))
+        # Answers for several outcomes are that many messages.
+        num_streams = CONCURRENCY // max_outcomes
+        await asyncio.gather(*(ask(services.client) for _ in range(num_streams)))
     return sequences, counts
 
 
@@ -119,6 +131,37 @@ async def test_requests_follow_the_law(rule: AcceptanceRule):
     assert counts["failovers"] == 0
     assert counts["heals"] == 0
     assert sequence_p(TARGET, PROMPT, sequences) > ALPHA
+
+
+@pytest.mark.parametrize("rule", [AcceptanceRule.COUPLED, AcceptanceRule.BLOCK])
+async def test_drafting_ahead_for_several_outcomes_follows_the_law(rule: AcceptanceRule):
+    # seeds 10**12.., draws 3,000, alpha 1e-6
+    sequences, counts = await sample(num_draws=1_500, first_seed=10**12, rule=rule, max_outcomes=5)
+    assert counts["hit"] > 1_000, counts
+    assert counts[pb.TOKEN_ORIGIN_ACCEPTED] > 1_000, counts
+    assert sequence_p(TARGET, PROMPT, sequences) > ALPHA
+
+
+async def test_blocks_that_are_left_out_for_their_tokens_fail_the_law(monkeypatch):
+    # seeds 10**12.., draws 1,500, alpha 1e-6
+    draft_each = ModelLease.draft_each
+
+    async def choosy(lease, wanted, foreseen):
+        async for block in draft_each(lease, wanted, foreseen):
+            if block.draft.token_ids[0] % 2:
+                yield block
+
+    # Asked again for the cycle the drafter would draw the same tokens.
+    monkeypatch.setattr(ModelLease, "draft_each", choosy)
+    monkeypatch.setattr(ModelLease, "draft", lambda lease, wanted: nothing())
+    sequences, _ = await sample(
+        num_draws=1_500, first_seed=10**12, rule=AcceptanceRule.BLOCK, max_outcomes=5
+    )
+    assert sequence_p(TARGET, PROMPT, sequences) < ALPHA
+
+
+async def nothing() -> Block:
+    return Block(path=(), draft=NO_DRAFT)
 
 
 async def test_noise_that_serves_two_positions_fails_the_law(monkeypatch):

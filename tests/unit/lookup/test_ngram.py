@@ -133,3 +133,14 @@ def test_refuses_to_truncate_to_what_is_not_there(length):
     index.extend([1, 2, 3])
     with pytest.raises(ValueError, match="cannot truncate"):
         index.truncate(length)
+
+
+def test_what_may_follow_is_named_longest_and_latest_first():
+    index = NgramIndex()
+    index.extend([9, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2, 7, 9, 1, 2])
+    assert index.following(4) == [5, 7, 6]
+    assert index.following(2) == [5, 7]
+    assert index.following(4)[0] == index.propose(1)[0]
+    assert index.following(4, after=[6, 7, 1, 2])[0] == 7
+    assert index.following(4, after=[30, 31]) == []
+    assert len(index) == 15

@@ -129,3 +129,22 @@ def test_memory_is_bounded():
     index = SuffixIndex(texts.of("a"))
     index.extend([1, 2])
     assert index.propose(1) == []
+
+
+def test_what_may_follow_is_named_by_the_longest_match_then_by_count():
+    index = SuffixIndex()
+    index.extend([9, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2, 6, 9, 1, 2])
+    assert index.following(4) == [5, 6]  # 9 1 2 goes before 1 2
+    assert index.following(1) == [5]
+    assert index.following(4, after=[6, 7, 1, 2]) == [6, 5]
+    assert index.following(4, after=[30, 31]) == []
+    assert len(index) == 15
+
+
+def test_what_followed_in_other_texts_counts_too():
+    shared = SharedTexts(100)
+    shared.add([1, 2, 3])
+    shared.add([1, 2])  # the boundary behind it is no token
+    index = SuffixIndex(shared)
+    index.extend([1, 2, 4, 1, 2])
+    assert set(index.following(4)) == {3, 4}

@@ -31,6 +31,13 @@ def board(*blocks: DraftBlock) -> DraftBoard:
         pytest.param([block((4, 5), 7, 8)], [4], None, 0, id="still may come true"),
         pytest.param([block((4,), 7, 8)], [4, 7], None, 2, id="outgrown"),
         pytest.param([block((4,), 7), block((5,), 8, 9)], [5], (8, 9), 1, id="two outcomes"),
+        pytest.param(
+            [block((4, 5), 7), block((5, 6), 8)], [5], None, 1, id="no way there any more"
+        ),
+        pytest.param([block((4, 5), 7), block((5,), 8), block((4, 6), 9)], [4, 6], (9,), 2, id="3"),
+        pytest.param([block((4,), 7), block((4, 5), 8)], [4, 5], (8,), 1, id="the longer outcome"),
+        pytest.param([block((4,), 7), block((4, 5), 8)], [4], (7,), 0, id="the shorter outcome"),
+        pytest.param([block((4,), 7), block((5,), 8)], [6], None, 2, id="none of the outcomes"),
         pytest.param([block((4,), 7), block((4,), 8)], [4], (8,), 1, id="the later replaces"),
         pytest.param([block((4,))], [4], None, 0, id="an empty block is none"),
         pytest.param([block((3, 4), 7, base=2)], [4], (7,), 0, id="older base, same ids"),

@@ -43,7 +43,9 @@ class ScriptedLease:
     def answers(self, sequence: Sequence) -> bool:
         return self.awaits
 
-    async def advance(self, sequence: Sequence, pending: Draft | None, num_tokens: int) -> None:
+    async def advance(
+        self, sequence: Sequence, pending: Draft | None, num_tokens: int, *, max_outcomes: int = 1
+    ) -> None:
         self.num_asked += 1
         answer = self.script(sequence)
         self.awaits = answer is None  # the script has nothing yet: it stays under way
@@ -100,6 +102,18 @@ async def test_a_block_on_the_board_that_fits_is_a_hit():
     assert await scene.draft() == (7, 8)
     assert scene.blocks == {"hit": 1}
     assert scene.lease.num_asked == 0
+
+
+async def test_a_draft_that_was_asked_for_again_within_the_wait_is_a_miss():
+    scene = Scene()
+    await scene.drafting.prepare_next(scene.sequence, Draft())
+    scene.lease.script = lambda sequence: block(7, 8, base=4)
+    drafting = asyncio.create_task(scene.draft())
+    await asyncio.sleep(0)
+    scene.lease.awaits = False  # it came, for another outcome
+    scene.board.post(block(9, base=3, path=(1,)))
+    assert await drafting == (7, 8)
+    assert scene.blocks == {"miss": 1, "stale": 1}
 
 
 async def test_a_block_drafted_ahead_that_comes_within_the_wait_is_a_hit():
