@@ -287,7 +287,7 @@ class Engine:
             block, inside = divmod(part.base, size)
             if part.tree and part.cache.branches and inside and part.cache.length > block * size:
                 targets = [branch[0] for branch in part.cache.branches]
-                self._pool.copy_block(part.cache.table[block], targets)
+                self._packed.copy_block(self._pool, part.cache.table[block], targets)
 
     def _finish(self, through: list[Entry], gather_s: float) -> None:
         """Let the head decide about jobs whose input is through.

@@ -154,6 +154,15 @@ class FusedDecoder:
         logits: torch.Tensor = self._head(rows[plan.logit_rows])
         return logits.float(), states
 
+    def copy_block(self, pool: KVPool, source: int, targets: Sequence[int]) -> None:
+        """Copy a block of every layer into others."""
+        self._use(pool)
+        numbers = (ctypes.c_int32 * len(targets))(*targets)
+        self._kernels.copy_block(
+            *(ctypes.addressof(self._layers), len(self._layers), source),
+            *(ctypes.addressof(numbers), len(targets)),
+        )
+
     def _use(self, pool: KVPool) -> None:
         """Point the layers at the slabs of a pool, which must have all of them."""
         if pool is self._pool:

@@ -1089,4 +1089,18 @@ void outrider_layers(layer *layers, int64_t first, int64_t last, const pass *p, 
   }
 }
 
+/* Copies one block of every layer into others. */
+void outrider_copy_block(const layer *layers, int64_t num_layers, int64_t source, const int32_t *targets,
+                         int64_t count) {
+  for (int64_t i = 0; i < num_layers; i++) {
+    const slab *p = &layers[i].pool;
+    const int64_t size = p->type == BF16 ? 2 : 4;
+    const int64_t k_size = p->heads * p->dk * p->block_size * size, v_size = p->heads * p->dv * p->block_size * size;
+    for (int64_t n = 0; n < count; n++) {
+      memcpy((char *)p->k + targets[n] * k_size, (const char *)p->k + source * k_size, (size_t)k_size);
+      memcpy((char *)p->v + targets[n] * v_size, (const char *)p->v + source * v_size, (size_t)v_size);
+    }
+  }
+}
+
 int outrider_lanes(void) { return LANES; }

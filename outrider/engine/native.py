@@ -113,6 +113,7 @@ class Kernels:
     kv_write: Callable[..., None]
     attention: Callable[..., None]
     layers: Callable[..., None]
+    copy_block: Callable[..., None]
 
 
 def load_kernels(*, threads: int | None = None) -> Kernels:
@@ -145,7 +146,9 @@ def load_kernels(*, threads: int | None = None) -> Kernels:
     attention.argtypes = (pointer, pointer, flag)
     layers = library.outrider_layers
     layers.argtypes = (pointer, count, count, pointer, flag)
-    for function in (linear, rms_norm, kv_write, attention, layers):
+    copy_block = library.outrider_copy_block
+    copy_block.argtypes = (pointer, count, count, pointer, count)
+    for function in (linear, rms_norm, kv_write, attention, layers, copy_block):
         function.restype = None
     return Kernels(
         name=LANE_NAMES[library.outrider_lanes()],
@@ -155,6 +158,7 @@ def load_kernels(*, threads: int | None = None) -> Kernels:
         kv_write=kv_write,
         attention=attention,
         layers=layers,
+        copy_block=copy_block,
     )
 
 

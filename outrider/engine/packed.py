@@ -1,7 +1,7 @@
 """A Hugging Face model that runs packed passes over the KV pool."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,6 +74,13 @@ class PackedModel:
             return self.fused.forward(plan, pool)
         with self._tapped(plan) as states:
             return self._run_modules(plan, pool), states
+
+    def copy_block(self, pool: KVPool, source: int, targets: Sequence[int]) -> None:
+        """Copy a block of every layer into others; a tree has a target for each of its paths."""
+        if self.fused is not None:
+            self.fused.copy_block(pool, source, targets)
+        else:
+            pool.copy_block(source, targets)
 
     @contextmanager
     def _tapped(self, plan: StepPlan) -> Iterator[States]:

@@ -67,6 +67,21 @@ def test_fused_layers_say_what_the_modules_say(family: str, dtype: torch.dtype) 
         assert dtype is torch.float32 or (one == other).float().mean() > 0.95
 
 
+def test_blocks_are_copied_as_the_pool_copies_them() -> None:
+    with torch.inference_mode():
+        packed, pool, _ = ready(build("llama", torch.bfloat16))
+        feed(packed, pool)
+        expected = [(slab.keys.clone(), slab.values.clone()) for slab in pool.layers.values()]
+        packed.copy_block(pool, 1, [20, 5, 31])
+        packed.detach()
+        for slab, (keys, values) in zip(pool.layers.values(), expected, strict=True):
+            for target in (20, 5, 31):
+                keys[target], values[target] = keys[1], values[1]
+            assert torch.equal(slab.keys, keys)
+            assert torch.equal(slab.values, values)
+            assert slab.keys[1].any()
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
