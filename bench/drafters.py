@@ -166,7 +166,12 @@ async def run(options: argparse.Namespace) -> None:
     target = prepared.target
     drafters = options.draft or [prepared.draft, *prepared.heads]
     questions = load_questions(options.questions)
-    contestants = [c for c in CONTESTANTS if not options.sources or c.source in options.sources]
+    contestants = [
+        c
+        for c in CONTESTANTS
+        if (not options.sources or c.source in options.sources)
+        and c.num_draft_tokens <= options.max_draft_tokens
+    ]
     if CONTESTANTS[0] not in contestants:
         contestants.insert(0, CONTESTANTS[0])
     scores: Scores = {(c, t): Score() for c in contestants for t in options.temperatures}
@@ -301,6 +306,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=120 if full else 24)
     parser.add_argument("--tokens", type=int, default=96, help="longest answer")
     parser.add_argument("--sources", nargs="+", default=[], help="by default all")
+    parser.add_argument("--max-draft-tokens", type=int, default=MAX_DRAFT_TOKENS)
     parser.add_argument("--temperatures", type=float, nargs="+", default=list(TEMPERATURES))
     parser.add_argument(
         "--draft", type=Path, nargs="+", default=[], help="other draft models or heads"
