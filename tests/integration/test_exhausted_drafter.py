@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -30,12 +31,10 @@ class Exhausted(DrafterServicer):
 
     num_opened = 0
 
-    async def _draft(
-        self, lease: SourceLease, advance: drafter_pb2.Advance
-    ) -> drafter_pb2.DraftResponse:
+    async def _draft(self, lease: SourceLease, advance: drafter_pb2.Advance, *more: Any) -> Any:
         if self.is_exhausted(advance):
             raise MemoryError("cannot allocate 8 GiB")
-        return await super()._draft(lease, advance)
+        return await super()._draft(lease, advance, *more)
 
     def is_exhausted(self, advance: drafter_pb2.Advance) -> bool:
         raise NotImplementedError
