@@ -8,10 +8,10 @@ outcome that happened was prepared for, by how many were.
 import argparse
 import asyncio
 import statistics
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from bench.intervals import cycle_intervals
 from bench.questions import Question, load_questions
 from bench.report import print_table, write_report
 from outrider.checkpoints import Prepared, prepare
@@ -78,13 +78,7 @@ async def sleep_through(max_outcomes: str, num_cycles: int) -> Slept:
             sources=("model",),
             num_draft_tokens=NUM_DRAFT_TOKENS,
         )
-        arrivals: list[float] = []
-        async for response in client.stream(request):
-            if response.WhichOneof("kind") == "chunk":
-                arrivals.append(time.perf_counter())
-            else:
-                receipt = response.complete.receipt
-    intervals = [after - before for before, after in zip(arrivals, arrivals[1:], strict=False)]
+        intervals, receipt = await cycle_intervals(client, request)
     return Slept(statistics.median(intervals[WARM_UP_CYCLES:]) * 1e3, blocks_of(receipt))
 
 

@@ -6,10 +6,10 @@
 import argparse
 import asyncio
 import statistics
-import time
 from collections.abc import Sequence
 
 from bench.echo import round_trip_ms
+from bench.intervals import cycle_intervals
 from bench.report import print_table, write_report
 from outrider.cli.pairing import wait_paired
 from outrider.cli.stack import StackOptions, run_stack
@@ -34,13 +34,7 @@ async def measure(client: Client, num_cycles: int, *, speculate: bool) -> list[f
         sources=("model",) if speculate else (),
         num_draft_tokens=NUM_DRAFT_TOKENS if speculate else None,
     )
-    arrivals: list[float] = []
-    async for response in client.stream(request):
-        if response.WhichOneof("kind") == "chunk":
-            arrivals.append(time.perf_counter())
-        else:
-            receipt = response.complete.receipt
-    intervals = [after - before for before, after in zip(arrivals, arrivals[1:], strict=False)]
+    intervals, receipt = await cycle_intervals(client, request)
     if speculate:
         assert receipt.draft_acceptance_rate == 1.0, "the sleeping drafter guesses right"
     return [interval * 1e3 - VERIFY_MS for interval in intervals[WARM_UP_CYCLES:]]
