@@ -70,14 +70,13 @@ test: $(SETUP) $(STUBS) $(MODELS) ## Run unit, conformance and integration tests
 	$(PYTEST) -m 'not statistical and not parity and not slow'
 
 statistical: $(SETUP) $(STUBS) $(MODELS) ## Run the tests of sampling laws
-	@# They compute and start little: one process a core, with one thread each.
-	OMP_NUM_THREADS=1 $(PYTEST) -m statistical --timeout 900 -n auto tests/statistical
+	$(PYTEST) -m statistical --timeout 900 tests/statistical
 
 slow: $(SETUP) $(STUBS) $(MODELS) ## Run the tests that mostly wait
 	$(PYTEST) -m 'slow and not parity and not statistical and not compose' --timeout 300
 
-law-soak: $(SETUP) $(STUBS) ## Check the laws over gRPC with 20,000 requests each
-	OUTRIDER_LAW_REQUESTS=20000 $(PYTEST) -m statistical --timeout 900 tests/statistical/test_law_over_grpc.py
+law-soak: $(SETUP) $(STUBS) $(MODELS) ## The same with 100,000 draws, and 20,000 requests over gRPC
+	OUTRIDER_LAW_DRAWS=100000 OUTRIDER_LAW_REQUESTS=20000 $(PYTEST) -m statistical --timeout 1800 tests/statistical
 
 failover-soak: $(SETUP) $(STUBS) ## Kill, stop and drain workers in 50 streams
 	OUTRIDER_FAILOVER_ROUNDS=50 $(PYTEST) -m slow tests/integration/test_failover_of_processes.py

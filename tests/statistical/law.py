@@ -1,5 +1,6 @@
 """A target whose law is known exactly, and the test of samples against it."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ import numpy.typing as npt
 from scipy import stats
 
 ALPHA = 1e-6
+NUM_DRAWS = int(os.environ.get("OUTRIDER_LAW_DRAWS", "40000"))
+"""Of the laws themselves; `make law-soak` draws 100,000. Mutants and their sisters state their own."""
 SMALLEST_EXPECTATION = 5.0
 
 Floats = npt.NDArray[np.float64]
