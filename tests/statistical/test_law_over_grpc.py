@@ -134,7 +134,7 @@ async def test_requests_follow_the_law(rule: AcceptanceRule):
 
 
 async def test_drafting_ahead_for_several_outcomes_follows_the_law():
-    # seeds 10**12.., draws 1,500, alpha 1e-6; in COUPLED outputs are compared token by token instead
+    # seeds 10**12.., draws 1,500, alpha 1e-6; in COUPLED whole outputs are compared instead
     rule = AcceptanceRule.BLOCK
     sequences, counts = await sample(num_draws=1_500, first_seed=10**12, rule=rule, max_outcomes=5)
     assert counts["hit"] > 1_000, counts
