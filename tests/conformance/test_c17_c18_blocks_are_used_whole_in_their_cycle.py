@@ -137,7 +137,7 @@ async def test_of_several_outcomes_the_block_of_the_one_that_happened_is_used(
         ]
         assert list(step.draft.token_ids) in [list(block.draft.token_ids) for block in fitting]
         num_ahead += any(block.path_token_ids for block in fitting)
-    assert num_ahead > 0, (len(seen.steps), len(seen.blocks))
+    assert num_ahead > 3, (num_ahead, len(seen.steps), len(seen.blocks))
 
 
 async def test_blocks_that_claim_another_outcome_are_left_alone(

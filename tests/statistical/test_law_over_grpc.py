@@ -111,7 +111,7 @@ def sample_on_all_cores(
 
 # 20,000 take minutes a rule (`make law-soak`); both laws are tested ten times as often through the
 # core as well, so that fewer requests go over gRPC unless asked for.
-NUM_REQUESTS = int(os.environ.get("OUTRIDER_LAW_REQUESTS", "2500"))
+NUM_REQUESTS = int(os.environ.get("OUTRIDER_LAW_REQUESTS", "4000"))
 
 
 @pytest.mark.parametrize("rule", [AcceptanceRule.COUPLED, AcceptanceRule.BLOCK])
@@ -133,9 +133,9 @@ async def test_requests_follow_the_law(rule: AcceptanceRule):
     assert sequence_p(TARGET, PROMPT, sequences) > ALPHA
 
 
-async def test_drafting_ahead_for_several_outcomes_follows_the_law():
-    # seeds 10**12.., draws 1,500, alpha 1e-6; in COUPLED whole outputs are compared instead
-    rule = AcceptanceRule.BLOCK
+@pytest.mark.parametrize("rule", [AcceptanceRule.COUPLED, AcceptanceRule.BLOCK])
+async def test_drafting_ahead_for_several_outcomes_follows_the_law(rule: AcceptanceRule):
+    # seeds 10**12.., draws 1,500, alpha 1e-6
     sequences, counts = await sample(num_draws=1_500, first_seed=10**12, rule=rule, max_outcomes=5)
     assert counts["hit"] > 1_000, counts
     assert counts[pb.TOKEN_ORIGIN_ACCEPTED] > 1_000, counts
