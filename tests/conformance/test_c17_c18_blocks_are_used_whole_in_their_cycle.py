@@ -155,7 +155,11 @@ async def test_blocks_that_claim_another_outcome_are_left_alone(
     complete = await run(verifier, drafter, seen, change=misplace, max_outcomes=5, temperature=0.3)
     assert complete.completion_tokens == 40
     blocks = {each.reason: each.count for each in complete.receipt.draft_blocks}
-    assert blocks["stale"] > 3, (blocks, len(seen.blocks))  # how many are in time varies
+    num_misplaced = sum(bool(block.path_token_ids) for block in seen.blocks)
+    assert num_misplaced > 5
+    # All of them but those of the last cycle, which nobody may have looked at; speed decides how
+    # many there are.
+    assert num_misplaced - 5 <= blocks["stale"], (blocks, num_misplaced)
     own = {tuple(b.draft.token_ids) for b in seen.blocks if not b.path_token_ids}
     models = [step for step in seen.speculative_steps if step.draft.source == "model"]
     assert all(tuple(step.draft.token_ids) in own for step in models)
