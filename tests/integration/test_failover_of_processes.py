@@ -5,6 +5,7 @@ runs 50 rounds, ``make slow`` a few.
 """
 
 import asyncio
+import itertools
 import os
 import random
 import signal
@@ -12,7 +13,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from outrider.v1 import worker_pb2, worker_pb2_grpc
 from tests.toy import save_toy
 
 NUM_ROUNDS = int(os.environ.get("OUTRIDER_FAILOVER_ROUNDS", "6"))
-NUM_TOKENS = 160
+NUM_TOKENS = 320
 SEED = 20
 READY_S = 60.0
 
@@ -37,10 +38,11 @@ pytestmark = [
 ]
 
 SAMPLINGS = {
-    "greedy": SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, min_tokens=100),
-    "coupled": SamplingParams(temperature=1.0, seed=9, max_tokens=NUM_TOKENS, min_tokens=100),
+    "greedy": SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, min_tokens=280),
+    "coupled": SamplingParams(temperature=1.0, seed=9, max_tokens=NUM_TOKENS, min_tokens=280),
 }
-DEEDS = ("kill", "stop", "drain")
+# Six rounds see each of them once, in a random order.
+DEEDS = list(itertools.product(("kill", "stop", "drain"), ("verifier", "drafter")))
 
 
 @dataclass(slots=True)
@@ -50,7 +52,6 @@ class Fleet:
     workers: dict[str, Service]
     orchestrator: Service
     client: Client
-    deeds: Counter[str] = field(default_factory=Counter)
 
     async def until_all_ready(self) -> None:
         """Wait until the orchestrator uses every worker."""
@@ -61,10 +62,12 @@ class Fleet:
                     return
                 await asyncio.sleep(0.05)
 
-    async def leases(self) -> dict[str, tuple[int, int]]:
-        """Return each worker's open leases and free KV tokens."""
+    async def leases(self, role: str = "") -> dict[str, tuple[int, int]]:
+        """Return the open leases and free KV tokens of each worker whose name begins so."""
         found = {}
         for name, service in self.workers.items():
+            if not name.startswith(role):
+                continue
             async with open_channel(service.address) as channel:
                 stub = worker_pb2_grpc.WorkerServiceStub(channel)
                 load = (await stub.GetLoads(worker_pb2.GetLoadsRequest(), timeout=10)).load
@@ -154,11 +157,14 @@ async def stream(
     return Output(tuple(chunks), complete)
 
 
-async def do(fleet: Fleet, deed: str, victim: Service) -> None:
+async def strike(fleet: Fleet, deed: str, role: str) -> Service:
+    """Do the deed to the worker of this role that serves the stream; an idle one tests nothing."""
+    name = next(n for n, (open_leases, _) in (await fleet.leases(role)).items() if open_leases)
+    victim = fleet.workers[name]
     assert victim.process is not None
-    fleet.deeds[f"{deed} {victim.module}"] += 1
     number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "drain": signal.SIGTERM}[deed]
     victim.process.send_signal(number)
+    return victim
 
 
 async def mend(deed: str, victim: Service) -> None:
@@ -184,29 +190,34 @@ async def test_streams_survive_whatever_happens_to_one_worker(tmp_path: Path) ->
             assert drafted.complete.receipt.num_accepted_draft_tokens > 0
         before = await fleet.leases()
         files, threads = fleet.open_files(), fleet.num_threads()
-        reasons: Counter[str] = Counter()
-        for number in range(NUM_ROUNDS):
+        felt: Counter[tuple[str, str]] = Counter()
+        deeds: list[tuple[str, str]] = []
+        while len(deeds) < NUM_ROUNDS:
+            deeds += rng.sample(DEEDS, len(DEEDS))
+        for number, (deed, role) in enumerate(deeds[:NUM_ROUNDS]):
             kind = rng.choice(list(SAMPLINGS))
-            victim = fleet.workers[rng.choice(list(fleet.workers))]
-            deed = rng.choice(DEEDS)
-            at = rng.randrange(0, 120)
-            about = (number, kind, victim.name, deed, at)
-            output = await stream(
-                fleet,
-                SAMPLINGS[kind],
-                source="model",
-                at=at,
-                deed=lambda deed=deed, victim=victim: do(fleet, deed, victim),
-            )
+            at = rng.randrange(0, NUM_TOKENS // 2)
+            about = (number, kind, deed, role, at)
+            struck: list[Service] = []
+
+            async def strike_now(deed=deed, role=role, struck=struck) -> None:
+                struck.append(await strike(fleet, deed, role))
+
+            output = await stream(fleet, SAMPLINGS[kind], source="model", at=at, deed=strike_now)
             expected = truth[kind]
             assert output.token_ids == expected.token_ids, about
             assert output.text == expected.text, about
             streamed = [token for chunk in output.chunks for token in chunk.token_ids]
             assert streamed == expected.token_ids, about
             assert output.complete.finish_reason == expected.complete.finish_reason, about
-            reasons["failovers"] += output.complete.receipt.num_failovers
-            reasons.update({r.reason: r.count for r in output.complete.receipt.fallbacks})
-            await mend(deed, victim)
+            receipt = output.complete.receipt
+            reasons = {r.reason for r in receipt.fallbacks}
+            felt[deed, role] += bool(
+                receipt.num_failovers
+                if role == "verifier"
+                else reasons & {"drafter_lost", "late_draft"}
+            )
+            await mend(deed, struck[0])
             await fleet.until_all_ready()
         after = await fleet.leases()
         assert {name: running for name, (running, _) in after.items()} == dict.fromkeys(after, 0)
@@ -216,6 +227,8 @@ async def test_streams_survive_whatever_happens_to_one_worker(tmp_path: Path) ->
         # Channels to workers that came back may hold a socket each.
         assert fleet.open_files() <= files + len(fleet.workers)
         assert fleet.num_threads() <= threads + 2
-    assert sum(fleet.deeds.values()) == NUM_ROUNDS
-    felt = reasons["failovers"] + reasons["drafter_lost"] + reasons["late_draft"]
-    assert felt >= NUM_ROUNDS // 3, (fleet.deeds, reasons)
+    # A drain may let a stream end, and a lookup hides a late draft; a stream that loses its
+    # verifier always feels it.
+    for deed in ("kill", "stop"):
+        assert felt[deed, "verifier"] == deeds[:NUM_ROUNDS].count((deed, "verifier")), felt
+    assert felt["kill", "drafter"] + felt["stop", "drafter"] > 0, felt
