@@ -125,14 +125,12 @@ class Drafting:
 
     def rows(self) -> list[RowSampling]:
         """Return the row parameters of the tokens that the pass draws."""
-        return [self._row(len(self.drawn) + i) for i in range(self.num_rows)]
+        path = [*self.known[len(self.wanted.token_ids) :], *self.drawn]
+        return [self.wanted.state.row(path, num_unknown=i) for i in range(self.num_rows)]
 
     def places(self) -> list[Place]:
         """Return where the tokens that the pass draws stand."""
         return [self._place(len(self.drawn) + i) for i in range(self.num_rows)]
-
-    def _row(self, index: int) -> RowSampling:
-        return self.opening.row(self.num_known + index)
 
     def _place(self, index: int) -> Place:
         return Place(

@@ -25,6 +25,7 @@ from outrider.errors import IdentityMismatch, InvalidField, ResourceExhausted
 from outrider.features import Features
 from outrider.identity import ModelIdentity
 from outrider.sampling import read_law
+from outrider.sampling_state import SamplingState, SequenceState
 from outrider.serving.streams import first_message
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
@@ -53,7 +54,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
     ) -> None:
         """Open a lease with the first message, answer every advance, free all when the stream
         ends."""
-        source, lease = self._open(await first_message(request_iterator))
+        source, lease, states = self._open(await first_message(request_iterator))
         try:
             opened = drafter_pb2.DraftOpened(
                 source=source.name,
@@ -80,7 +81,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                         drafting.cancel()
                         await asyncio.wait([answer])
                     ready = Ready()
-                    drafting = group.create_task(self._draft(lease, advance, ready))
+                    drafting = group.create_task(self._draft(lease, states, advance, ready))
                     drafting.add_done_callback(partial(_end, ready))
                     answer = group.create_task(
                         self._answer(drafting, ready, lease, advance, context)
@@ -90,14 +91,20 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
             lease.close()
 
     async def _draft(
-        self, lease: SourceLease, advance: drafter_pb2.Advance, ready: Ready
+        self,
+        lease: SourceLease,
+        states: SequenceState,
+        advance: drafter_pb2.Advance,
+        ready: Ready,
     ) -> drafter_pb2.DraftResponse:
         """Return the last message of an answer; those before it become ready meanwhile."""
-        wanted = _wanted(advance)
-        several = wanted.pending is not None and wanted.num_draft_tokens > 0
         try:
-            if wanted.start > lease.cache_length:
-                raise CacheTooShort(lease.cache_length)
+            have = min(lease.cache_length, len(states))
+            if advance.start > have:
+                raise CacheTooShort(have)
+            states.tell(advance.start, advance.token_ids)
+            wanted = _wanted(advance, states.state())
+            several = wanted.pending is not None and wanted.num_draft_tokens > 0
             if several and wanted.max_outcomes > 1 and isinstance(lease, OutcomeLease):
                 return await self._draft_each(lease, advance, wanted, ready)
             return _response(advance, await lease.draft(wanted), lease)
@@ -138,7 +145,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         last = _response(advance, NO_BLOCK, lease) if drafting.cancelled() else drafting.result()
         await _write(context, last)
 
-    def _open(self, request: drafter_pb2.DraftRequest) -> tuple[Source, SourceLease]:
+    def _open(self, request: drafter_pb2.DraftRequest) -> tuple[Source, SourceLease, SequenceState]:
         if request.WhichOneof("kind") != "open":
             raise InvalidField("kind", "the first message of a stream must be open")
         opening = request.open
@@ -151,7 +158,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         if self.num_leases >= self.max_sequences:
             raise ResourceExhausted(f"all {self.max_sequences} leases of this drafter are open")
         self.num_leases += 1
-        return source, source.open(
+        states = SequenceState(sampling, opening.num_prompt_tokens, opening.vocab_size)
+        lease = source.open(
             Opening(
                 mode=mode,
                 sampling=sampling,
@@ -162,6 +170,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                 tokenizer_digest=opening.target.tokenizer_digest,
             )
         )
+        return source, lease, states
 
     def _choose(self, wanted: tuple[str, ...]) -> Source:
         if not wanted:
@@ -236,13 +245,14 @@ def _checked_features(source: Source, chunk: common_pb2.FeatureChunk) -> Feature
     return features
 
 
-def _wanted(advance: drafter_pb2.Advance) -> Wanted:
+def _wanted(advance: drafter_pb2.Advance, state: SamplingState) -> Wanted:
     pending = tuple(advance.pending.token_ids) if advance.HasField("pending") else None
     return Wanted(
         start=advance.start,
         token_ids=tuple(advance.token_ids),
         pending=pending,
         num_draft_tokens=advance.max_draft_tokens,
+        state=state,
         for_cycle=advance.for_cycle,
         continuations=tuple(
             read

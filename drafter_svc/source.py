@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from outrider.continuations import Continuations
-from outrider.distribution import RowSampling
 from outrider.draft import Draft
 from outrider.features import Features
 from outrider.sampling import Mode, SamplingParams
+from outrider.sampling_state import SamplingState
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +32,6 @@ class Opening:
         """
         return f"{self.vocab_size}:{self.tokenizer_digest}:{self.cache_salt}"
 
-    def row(self, position: int) -> RowSampling:
-        """Return how the target will process the token at a position, so that both choose alike."""
-        params = self.sampling
-        masked = position < self.num_prompt_tokens + params.min_tokens
-        return RowSampling(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            banned_ids=params.stop_token_ids if masked else (),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -57,6 +45,9 @@ class Wanted:
     token_ids: tuple[int, ...]
     pending: tuple[int, ...] | None
     num_draft_tokens: int
+    state: SamplingState
+    """Behind the committed ids: how the target will process what follows, so that both choose
+    alike."""
     for_cycle: int = 0
     continuations: tuple[Continuations, ...] = ()
     """What the target said since the last advance, where the source asked for it."""

@@ -49,7 +49,7 @@ class Survey:
 
     def rows(self) -> list[RowSampling]:
         """Return the row parameters of what follows at every place."""
-        return [self.opening.row(place.position) for place in self.places()]
+        return list(self.wanted.state.rows(self.pending))
 
     def places(self) -> list[Place]:
         """Return where what follows at every place stands."""

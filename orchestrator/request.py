@@ -13,6 +13,15 @@ from outrider.sampling import Mode, SamplingParams
 MAX_SALT_CHARACTERS = 256
 MAX_MESSAGES = 1024
 MAX_PRIORITY = 100
+# Parameters that are read but not built yet, with the value that changes nothing.
+NOT_SERVED: dict[str, object] = {
+    "n": 1,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "include_stop_str_in_output": False,
+    "truncate_prompt_tokens": None,
+    "constraint": None,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +148,10 @@ def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
 
 def _resolve(sampling: SamplingParams, target: Target, num_prompt_tokens: int) -> SamplingParams:
     identity = target.identity
-    check_ids("sampling_params.stop_token_ids", sampling.stop_token_ids, identity.vocab_size)
+    for name, neutral in NOT_SERVED.items():
+        if getattr(sampling, name) != neutral:
+            raise InvalidField(f"sampling_params.{name}", "is not supported")
+    _check_sampled_ids(sampling, identity.vocab_size)
     room = identity.max_context_length - num_prompt_tokens
     wanted = room if sampling.max_tokens is None else sampling.max_tokens
     if sampling.min_tokens > room:
@@ -148,8 +160,55 @@ def _resolve(sampling: SamplingParams, target: Target, num_prompt_tokens: int) -
             f"{sampling.min_tokens} is above the {room} tokens that the context leaves",
         )
     eos = () if sampling.ignore_eos else identity.eos_token_ids
-    stops = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
-    if sampling.min_tokens and len(stops) >= identity.vocab_size:
-        raise InvalidField("sampling_params.stop_token_ids", "leave no token to sample")
-    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-    return replace(sampling, max_tokens=min(wanted, room), stop_token_ids=stops, seed=seed)
+    resolved = replace(
+        sampling,
+        max_tokens=min(wanted, room),
+        stop_token_ids=tuple(dict.fromkeys((*eos, *sampling.stop_token_ids))),
+        seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+        bad_words=(),
+        bad_token_ids=(*sampling.bad_token_ids, *_bad_token_ids(sampling.bad_words, target)),
+    )
+    _check_that_something_is_left(resolved, identity.vocab_size)
+    return resolved
+
+
+def _check_sampled_ids(sampling: SamplingParams, vocab_size: int) -> None:
+    for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
+        check_ids(f"sampling_params.{name}", getattr(sampling, name), vocab_size)
+    for index, ids in enumerate(sampling.bad_token_ids):
+        check_ids(f"sampling_params.bad_token_ids[{index}].ids", ids, vocab_size)
+    for token_id, _ in sampling.logit_bias:
+        if token_id >= vocab_size:
+            limit = f"the vocabulary has {vocab_size} ids"
+            raise InvalidField(f"sampling_params.logit_bias[{token_id}]", limit)
+
+
+def _bad_token_ids(words: Sequence[str], target: Target) -> list[tuple[int, ...]]:
+    """Return the ids of each word as it begins a text and as it stands behind a space."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word, f" {word}"):
+            found[tuple(target.codec.encode_plain(text))] = None
+    return [ids for ids in found if ids]
+
+
+def _check_that_something_is_left(sampling: SamplingParams, vocab_size: int) -> None:
+    """Refuse masks that could leave a position without any id, in whatever text."""
+    masked = set(sampling.banned_token_ids) | {ids[-1] for ids in sampling.bad_token_ids}
+    if sampling.constraint is not None:
+        # The constraint says itself what is left, which may be one id.
+        for name in ("allowed_token_ids", "banned_token_ids", "bad_token_ids", "min_tokens"):
+            if getattr(sampling, name):
+                word = name.replace("bad_token_ids", "bad_words")
+                limit = "cannot be promised together with a constraint"
+                raise InvalidField(f"sampling_params.{word}", limit)
+    if sampling.min_tokens:
+        masked |= set(sampling.stop_token_ids)
+    left = set(sampling.allowed_token_ids or range(vocab_size)) - masked
+    if masked and not left:
+        fields = [
+            name
+            for name in ("allowed_token_ids", "banned_token_ids", "bad_token_ids", "min_tokens")
+            if getattr(sampling, name)
+        ]
+        raise InvalidField(f"sampling_params.{fields[0]}", "leaves no token to sample")

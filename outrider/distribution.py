@@ -1,9 +1,11 @@
 """The processed distribution of a row of logits: what sampling parameters leave of it."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn.functional import pad
 
@@ -13,16 +15,90 @@ HEAD_SIZE = 512  # m of the coupled rule; part of the numerics identity
 _ONE = 2**52  # a probability of 1 as a fixed-point mass
 
 
+Bits = npt.NDArray[np.uint8]
+"""A set of ids: bit i % 8, counted from the lowest, of byte i // 8 is id i."""
+Ints = npt.NDArray[np.int64]
+
+
+def pack_ids(ids: Iterable[int], vocab_size: int) -> Bits:
+    """Return a set of ids below ``vocab_size``."""
+    bits = np.zeros(vocab_size, dtype=np.bool_)
+    bits[[i for i in ids if i < vocab_size]] = True
+    return np.packbits(bits, bitorder="little")
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """What is added to single logits. Shapes: ids [N] int64, values [N] float32."""
+
+    ids: Ints
+    values: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[int, float]]) -> "Bias":
+        """Return the bias of (id, value) pairs with distinct ids."""
+        ids = np.array([token_id for token_id, _ in pairs], dtype=np.int64)
+        return cls(ids, np.array([value for _, value in pairs], dtype=np.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """What tokens that are there already lose, as in OpenAI's and transformers' documentation.
+
+    Positive logits of ``ids`` are divided by ``repetition``, negative ones multiplied; then
+    ``frequency`` times the count, and ``presence`` where there is a count, are subtracted.
+    Shapes: ids [N] int64, distinct ones of prompt and output; counts [N] int64, in the output.
+    """
+
+    ids: Ints
+    counts: Ints
+    frequency: float = 0.0
+    presence: float = 0.0
+    repetition: float = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """How one row is processed. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p`` 0 keep all."""
+    """How one row is processed. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p`` 0 keep all.
+
+    The order is: bias, penalties, masks, temperature, top_k, top_p, min_p.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     banned_ids: tuple[int, ...] = ()
-    """Ids masked before everything else, such as the EOS ids before min_tokens."""
+    """Ids that are masked, such as the EOS ids before min_tokens."""
+    bias: Bias | None = field(default=None, compare=False)
+    penalties: Penalties | None = field(default=None, compare=False)
+    allowed: Bits | None = field(default=None, compare=False)
+    """The only ids that are not masked; None: all."""
+
+    @property
+    def edits(self) -> bool:
+        """True where logits are changed before the temperature."""
+        return bool(self.banned_ids) or any(
+            each is not None for each in (self.bias, self.penalties, self.allowed)
+        )
+
+    def unscaled(self) -> "RowSampling":
+        """Return the row at temperature 1 and without truncation: what an argmax chooses from."""
+        return replace(self, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+
+    def banning(self, ids: tuple[int, ...]) -> "RowSampling":
+        """Return the row with more ids masked."""
+        return replace(self, banned_ids=self.banned_ids + ids) if ids else self
+
+    def penalising(self, penalties: Penalties) -> "RowSampling":
+        """Return the row with penalties."""
+        return replace(self, penalties=penalties)
+
+    def allowing(self, allowed: Bits | None) -> "RowSampling":
+        """Return the row with all but these ids masked; None changes nothing."""
+        if allowed is None:
+            return self
+        return replace(self, allowed=allowed if self.allowed is None else allowed & self.allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +146,7 @@ def process(
     for row in rows:
         if not row.temperature > 0:
             raise ValueError(f"temperature {row.temperature} has no distribution; use greedy()")
-    scaled = _masked(logits, rows, vocab_size)  # [R, W], W >= V
+    scaled = _edited(logits, rows, vocab_size)  # [R, W], W >= V
     if any(row.temperature != 1 for row in rows):
         scaled = scaled / scaled.new_tensor([row.temperature for row in rows])[:, None]
     size = min(head_size, scaled.shape[1])
@@ -137,7 +213,7 @@ def greedy(
     Shapes: logits [R, L] float32, L >= vocab_size; ids [R] int64, leads [R] float32 (inf with a
     single id).
     """
-    return ranking.first_and_second(_masked(logits, rows, vocab_size))
+    return ranking.first_and_second(_edited(logits, rows, vocab_size))
 
 
 def masses(log_probs: torch.Tensor) -> torch.Tensor:
@@ -150,31 +226,81 @@ def total_mass(log_probs: torch.Tensor) -> torch.Tensor:
     return masses(log_probs).sum(-1).to(torch.float64) * (1 / _ONE)
 
 
-def _masked(logits: torch.Tensor, rows: Sequence[RowSampling], vocab_size: int) -> torch.Tensor:
-    """Return logits [R, W], W a multiple of 32, with -inf at padded and banned ids; maybe a
-    view."""
+def _edited(logits: torch.Tensor, rows: Sequence[RowSampling], vocab_size: int) -> torch.Tensor:
+    """Return logits [R, W], W a multiple of 32, with bias and penalties, and -inf at padded and
+    masked ids; maybe a view."""
     if logits.dtype != torch.float32 or logits.ndim != 2 or len(rows) != len(logits):
         raise ValueError(f"{len(rows)} rows for {logits.dtype} logits {tuple(logits.shape)}")
     if not 0 < vocab_size <= logits.shape[1]:
         raise ValueError(f"vocab_size {vocab_size} does not fit logits {tuple(logits.shape)}")
-    banned = {
-        i: {b for b in row.banned_ids if b < vocab_size}
-        for i, row in enumerate(rows)
-        if row.banned_ids
-    }
-    masked = logits[:, :vocab_size]
+    edited = logits[:, :vocab_size]
     # Equal alignment of all rows keeps vectorised sums in the same order in each.
     missing = -vocab_size % ranking.WIDTH_MULTIPLE
     if missing:
-        masked = pad(masked, (0, missing), value=-torch.inf)
-    if any(banned.values()):
-        masked = masked.clone()
-        for i, ids in banned.items():
-            if len(ids) == vocab_size:
-                raise ValueError(f"row {i} bans every id")
-            if ids:
-                masked[i, list(ids)] = -torch.inf
-    return masked
+        edited = pad(edited, (0, missing), value=-torch.inf)
+    if any(row.edits for row in rows):
+        if not missing:
+            edited = edited.clone()
+        _add_bias(edited, rows, vocab_size)
+        _penalise(edited, rows, vocab_size)
+        _mask(edited, rows, vocab_size)
+    return edited
+
+
+def _add_bias(logits: torch.Tensor, rows: Sequence[RowSampling], vocab_size: int) -> None:
+    biased = [(i, row.bias) for i, row in enumerate(rows) if row.bias is not None]
+    if biased:
+        row, ids, inside = _places([(i, bias.ids) for i, bias in biased], vocab_size)
+        values = np.concatenate([bias.values for _, bias in biased])[inside]
+        logits[_to(row, logits), _to(ids, logits)] += _to(values, logits)
+
+
+def _penalise(logits: torch.Tensor, rows: Sequence[RowSampling], vocab_size: int) -> None:
+    found = [(i, row.penalties) for i, row in enumerate(rows) if row.penalties is not None]
+    if not found:
+        return
+    row, ids, inside = _places([(i, each.ids) for i, each in found], vocab_size)
+    sizes = [len(each.ids) for _, each in found]
+
+    def spread(values: list[float]) -> torch.Tensor:
+        each = np.repeat(np.array(values, dtype=np.float32), sizes)[inside]
+        return _to(each, logits)
+
+    counts = _to(np.concatenate([each.counts for _, each in found])[inside], logits)
+    at = _to(row, logits), _to(ids, logits)
+    values, repetition = logits[at], spread([each.repetition for _, each in found])
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values = values - spread([each.frequency for _, each in found]) * counts.to(torch.float32)
+    presence = spread([each.presence for _, each in found])
+    logits[at] = torch.where(counts > 0, values - presence, values)
+
+
+def _mask(logits: torch.Tensor, rows: Sequence[RowSampling], vocab_size: int) -> None:
+    limited = [(i, row.allowed) for i, row in enumerate(rows) if row.allowed is not None]
+    if limited:
+        bits = np.stack([allowed for _, allowed in limited])
+        denied = np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little") == 0  # [N, V]
+        for (i, _), each in zip(limited, _to(denied, logits), strict=True):
+            logits[i, :vocab_size].masked_fill_(each, -torch.inf)
+    for i, row in enumerate(rows):
+        if ids := [b for b in set(row.banned_ids) if b < vocab_size]:
+            logits[i, ids] = -torch.inf
+        if (ids or row.allowed is not None) and not bool((logits[i] > -torch.inf).any()):
+            raise ValueError(f"row {i} bans every id")
+
+
+def _places(
+    found: Sequence[tuple[int, Ints]], vocab_size: int
+) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+    """Return row and id of every edit below ``vocab_size``, and which of all edits those are."""
+    row = np.repeat([i for i, _ in found], [len(ids) for _, ids in found]).astype(np.int64)
+    ids = np.concatenate([ids for _, ids in found])
+    inside = ids < vocab_size
+    return row[inside], ids[inside], inside
+
+
+def _to(values: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(values).to(like.device)
 
 
 def _kept(log_probs: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:

@@ -96,7 +96,7 @@ def explain(
     """
     rows: Sequence[RowSampling] = request.rows
     if request.mode is Mode.GREEDY:
-        rows = [RowSampling(banned_ids=row.banned_ids) for row in rows]
+        rows = [row.unscaled() for row in rows]
     log_probs = distribution.log_probs(logits, rows, vocab_size=vocab_size)  # [K + 1, V]
     probs = log_probs.double().exp().cpu().numpy()
     draft, num_accepted = request.draft_token_ids, decision.num_accepted

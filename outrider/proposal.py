@@ -85,7 +85,7 @@ def propose(
         return found if own is None else own.spread(found)
 
     if mode is Mode.GREEDY:
-        plain = [RowSampling(banned_ids=row.banned_ids) for row in rows]
+        plain = [row.unscaled() for row in rows]
         processed = process(plain, num_listed) if num_listed else None
         return _chosen(greedy_ids.tolist(), leads, processed, num_listed)
     if mode is Mode.RATIO:
@@ -142,7 +142,7 @@ def likely(
         rows = [own.row(row) for row in rows]
         vocab_size = own.num_below(vocab_size)
     if mode is Mode.GREEDY:
-        rows = [RowSampling(banned_ids=row.banned_ids) for row in rows]
+        rows = [row.unscaled() for row in rows]
     head_size = max(num_ids, NUM_NOISED) if mode is Mode.COUPLED else num_ids
     found = distribution.process(logits, rows, vocab_size=vocab_size, head_size=head_size)
     ids = (found if own is None else own.spread(found)).head_ids

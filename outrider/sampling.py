@@ -14,6 +14,13 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_TRACED_IDS = 64
+MAX_LOGPROBS = 64
+MAX_CHOICES = 16  # n
+MAX_BIASED_IDS = 4096
+MAX_BIAS = 100.0
+MAX_BAD_WORDS = 64
+MAX_CHOICE_TEXTS = 1024
+MAX_CONSTRAINT_CHARACTERS = 2**18
 
 
 class Mode(enum.Enum):
@@ -45,24 +52,89 @@ OPTIONAL = (
     "top_p",
     "top_k",
     "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
     "max_tokens",
     "min_tokens",
     "skip_special_tokens",
     "ignore_eos",
+    "n",
+    "logprobs",
+    "prompt_logprobs",
     "seed",
+    "include_stop_str_in_output",
+    "truncate_prompt_tokens",
 )
+REPEATED = ("stop", "stop_token_ids", "allowed_token_ids", "banned_token_ids", "bad_words")
 # Parameters of the schema that are refused unless they hold the value that changes nothing.
-NOT_BUILT: dict[str, object] = {
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "spaces_between_special_tokens": True,
-    "n": 1,
-    "logprobs": None,
-    "prompt_logprobs": None,
-    "include_stop_str_in_output": False,
-    "truncate_prompt_tokens": None,
-}
+NOT_BUILT: dict[str, object] = {"spaces_between_special_tokens": True}
+
+
+class ConstraintKind(enum.Enum):
+    """What a constraint is written in; the values are the fields of the message."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    GRAMMAR = "grammar"
+    CHOICE = "choice"
+    JSON_OBJECT = "json_object"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the text must satisfy, from behind ``after`` on; checked for size, not for sense.
+
+    ``choices`` are the texts of CHOICE, ``text`` what the other kinds are written as, empty for
+    JSON_OBJECT.
+    """
+
+    kind: ConstraintKind
+    text: str = ""
+    choices: tuple[str, ...] = ()
+    after: str = ""
+
+    def __post_init__(self) -> None:
+        name = self.kind.value
+        size = len(self.text) + sum(map(len, self.choices))
+        if size > MAX_CONSTRAINT_CHARACTERS:
+            raise _invalid(name, f"{size} characters, at most {MAX_CONSTRAINT_CHARACTERS}")
+        if self.kind is ConstraintKind.CHOICE:
+            if not 1 <= len(self.choices) <= MAX_CHOICE_TEXTS:
+                limit = f"must be 1 to {MAX_CHOICE_TEXTS}"
+                raise _invalid("choice.choices", f"{len(self.choices)} texts, {limit}")
+            if "" in self.choices or len(set(self.choices)) < len(self.choices):
+                raise _invalid("choice.choices", "must be distinct and none of them empty")
+        elif self.kind is not ConstraintKind.JSON_OBJECT and not self.text:
+            raise _invalid(name, "is empty")
+        if len(self.after) > MAX_STOP_CHARACTERS:
+            limit = f"at most {MAX_STOP_CHARACTERS}"
+            raise _invalid("constraint_after", f"{len(self.after)} characters, {limit}")
+
+    @classmethod
+    def from_proto(cls, message: pb.SamplingParams) -> "Constraint | None":
+        """Read the constraint; Raises: InvalidField for one that is empty or too long."""
+        name = message.WhichOneof("constraint")
+        if name is None or (name == "json_object" and not message.json_object):
+            if message.constraint_after:
+                raise _invalid("constraint_after", "there is no constraint that could begin there")
+            return None
+        kind, after = ConstraintKind(name), message.constraint_after
+        if kind is ConstraintKind.CHOICE:
+            return cls(kind, choices=tuple(message.choice.choices), after=after)
+        text = "" if kind is ConstraintKind.JSON_OBJECT else getattr(message, name)
+        return cls(kind, text, after=after)
+
+    def write(self, message: pb.SamplingParams) -> None:
+        """Put the constraint into a message."""
+        message.constraint_after = self.after
+        match self.kind:
+            case ConstraintKind.CHOICE:
+                message.choice.choices.extend(self.choices)
+            case ConstraintKind.JSON_OBJECT:
+                message.json_object = True
+            case _:
+                setattr(message, self.kind.value, self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +148,9 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
@@ -83,12 +158,35 @@ class SamplingParams:
     skip_special_tokens: bool = True
     ignore_eos: bool = False
     seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    truncate_prompt_tokens: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Ids and what is added to their logits."""
+    allowed_token_ids: tuple[int, ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Sequences of ids whose last is masked where the others stand."""
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, 100.0)
         _in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _in_range("top_k", self.top_k, -1, 2**31 - 1)
         _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 2.0, open_low=True)
+        _in_range("n", self.n, 1, MAX_CHOICES)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _in_range(name, getattr(self, name), 0, MAX_LOGPROBS)
+        if self.truncate_prompt_tokens is not None:
+            _in_range("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1)
+        self._check_ids()
         if self.max_tokens is not None:
             _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
             _in_range("min_tokens", self.min_tokens, 0, self.max_tokens)
@@ -104,6 +202,34 @@ class SamplingParams:
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             count = len(self.stop_token_ids)
             raise _invalid("stop_token_ids", f"{count} ids, at most {MAX_STOP_TOKEN_IDS}")
+
+    def _check_ids(self) -> None:
+        if len(self.logit_bias) > MAX_BIASED_IDS:
+            limit = f"at most {MAX_BIASED_IDS}"
+            raise _invalid("logit_bias", f"{len(self.logit_bias)} ids, {limit}")
+        for token_id, value in self.logit_bias:
+            _in_range(f"logit_bias[{token_id}]", value, -MAX_BIAS, MAX_BIAS)
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise _invalid("bad_words", f"{len(self.bad_words)} texts, at most {MAX_BAD_WORDS}")
+        for index, text in enumerate(self.bad_words):
+            if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+                limit = f"must have 1 to {MAX_STOP_CHARACTERS} characters"
+                raise _invalid(f"bad_words[{index}]", f"{len(text)} characters, {limit}")
+        if len(self.bad_token_ids) > 4 * MAX_BAD_WORDS:
+            limit = f"at most {4 * MAX_BAD_WORDS}"
+            raise _invalid("bad_token_ids", f"{len(self.bad_token_ids)} sequences, {limit}")
+        if () in self.bad_token_ids:
+            raise _invalid(f"bad_token_ids[{self.bad_token_ids.index(())}]", "is empty")
+
+    @property
+    def penalises(self) -> bool:
+        """True where logits depend on how often a token was there."""
+        return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0, 0, 1)
+
+    @property
+    def depends_on_text(self) -> bool:
+        """True where a row is processed by the tokens before it, and not by their number alone."""
+        return self.penalises or bool(self.bad_token_ids) or self.constraint is not None
 
     @property
     def is_greedy(self) -> bool:
@@ -132,26 +258,24 @@ class SamplingParams:
         values: dict[str, Any] = {
             name: getattr(message, name) for name in OPTIONAL if message.HasField(name)
         }
-        stop_token_ids = tuple(message.stop_token_ids)
-        return cls(**values, stop=tuple(message.stop), stop_token_ids=stop_token_ids)
+        values |= {name: tuple(getattr(message, name)) for name in REPEATED}
+        return cls(
+            **values,
+            logit_bias=tuple(sorted(message.logit_bias.items())),
+            bad_token_ids=tuple(tuple(each.ids) for each in message.bad_token_ids),
+            constraint=Constraint.from_proto(message),
+        )
 
     def to_proto(self) -> pb.SamplingParams:
         """Return the message with every set value filled in."""
+        values = {name: getattr(self, name) for name in (*OPTIONAL, *REPEATED)}
         message = pb.SamplingParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            min_tokens=self.min_tokens,
-            stop=self.stop,
-            stop_token_ids=self.stop_token_ids,
-            skip_special_tokens=self.skip_special_tokens,
-            ignore_eos=self.ignore_eos,
+            **{name: value for name, value in values.items() if value is not None},
+            logit_bias=dict(self.logit_bias),
+            bad_token_ids=[pb.TokenIds(ids=ids) for ids in self.bad_token_ids],
         )
-        if self.max_tokens is not None:
-            message.max_tokens = self.max_tokens
-        if self.seed is not None:
-            message.seed = self.seed
+        if self.constraint is not None:
+            self.constraint.write(message)
         return message
 
 
@@ -192,11 +316,6 @@ def refuse_not_built(message: pb.SamplingParams) -> None:
     for name, neutral in NOT_BUILT.items():
         if message.HasField(name) and getattr(message, name) != neutral:
             raise _invalid(name, f"{getattr(message, name)!r} is not supported")
-    if message.logit_bias:
-        raise _invalid("logit_bias", "is not supported")
-    constraint = message.WhichOneof("constraint")
-    if constraint is not None:
-        raise _invalid(constraint, "is not supported")
 
 
 def _in_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

@@ -105,6 +105,14 @@ class GrowingTree:
         self.scores.append(score)
         return len(self.token_ids) - 1
 
+    def way(self, node: int) -> list[int]:
+        """Return the tokens from the root to a node; none for -1."""
+        found: list[int] = []
+        while node >= 0:
+            found.append(self.token_ids[node])
+            node = self.parents[node]
+        return found[::-1]
+
     def best(self, num_nodes: int) -> "GrowingTree":
         """Return the likeliest nodes; of equal scores a parent stays before its children."""
         kept = sorted(range(len(self)), key=lambda node: -self.scores[node])[:num_nodes]

@@ -7,6 +7,7 @@ from outrider.engine import Engine, NoRoomForTree, SequenceCache
 from outrider.errors import InvalidField
 from outrider.prefix import PrefixDigest
 from outrider.proposed import Proposed
+from outrider.sampling_state import SequenceState
 from verifier_svc.verification import Law, Verification
 
 
@@ -24,6 +25,7 @@ class VerifierLease:
     priority: int
     max_context_length: int
     digest: PrefixDigest
+    states: SequenceState
 
     def holds(self, start: int, prefix_digest: bytes) -> int | None:
         """Return how many positions the lease can build on if [0, start) is not what it holds,
@@ -57,12 +59,14 @@ class VerifierLease:
             raise InvalidField("step.token_ids", f"a sequence of {base} tokens {limit}")
         self.digest.truncate(start)
         self.digest.extend(token_ids)
+        self.states.tell(start, token_ids)
         job = Verification(
             cache=self.cache,
             law=self.law,
             begin=start,
             token_ids=token_ids,
             proposed=proposed,
+            state=self.states.state(),
             cycle=cycle,
             num_traced_ids=num_traced_ids,
             num_continuations=num_continuations,
@@ -75,7 +79,9 @@ class VerifierLease:
             job = replace(job, proposed=Proposed(), dropped=str(error))
             await self.engine.run(job)
         assert job.decision is not None
-        self.digest.extend([job.draft_token_ids[node] for node in job.decision.accepted_nodes])
+        accepted = [job.draft_token_ids[node] for node in job.decision.accepted_nodes]
+        self.digest.extend(accepted)
+        self.states.tell(base, accepted)
         return job
 
     def close(self) -> None:

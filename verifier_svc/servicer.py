@@ -15,6 +15,7 @@ from outrider.identity import IdentityDigests, ModelIdentity
 from outrider.prefix import PrefixDigest
 from outrider.proposed import Proposed
 from outrider.sampling import MAX_TRACED_IDS, AcceptanceRule, Mode, proposal_key, read_law
+from outrider.sampling_state import SequenceState
 from outrider.serving.streams import first_message
 from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire import validate_draft
@@ -83,6 +84,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             priority=-opening.priority,  # the engine runs lower ones first
             max_context_length=self.identity.max_context_length,
             digest=PrefixDigest(),
+            states=SequenceState(sampling, opening.num_prompt_tokens, self.identity.vocab_size),
         )
 
     async def _step(

@@ -14,6 +14,7 @@ from outrider.explanation import StepTrace, explain
 from outrider.features import Features
 from outrider.proposed import Proposed
 from outrider.sampling import AcceptanceRule, Mode, SamplingParams
+from outrider.sampling_state import SamplingState
 from outrider.tree import TreeLayout
 
 
@@ -28,25 +29,6 @@ class Law:
     rule: AcceptanceRule = AcceptanceRule.BLOCK
     """Decides in RATIO."""
 
-    def rows(self, base: int, depths: Sequence[int]) -> tuple[RowSampling, ...]:
-        """Return the row parameters of the tokens at positions base + depth."""
-        num_masked = self.num_prompt_tokens + self.sampling.min_tokens - base
-        free = self._row(())
-        if num_masked <= 0:
-            return (free,) * len(depths)
-        masked = self._row(self.sampling.stop_token_ids)
-        return tuple(masked if depth < num_masked else free for depth in depths)
-
-    def _row(self, banned_ids: tuple[int, ...]) -> RowSampling:
-        params = self.sampling
-        return RowSampling(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            banned_ids=banned_ids,
-        )
-
 
 @dataclass(slots=True)
 class Verification:
@@ -57,6 +39,8 @@ class Verification:
     begin: int
     token_ids: Sequence[int]
     proposed: Proposed
+    state: SamplingState
+    """Behind the committed ids."""
     cycle: int = 0
     num_traced_ids: int = 0
     num_continuations: int = 0
@@ -73,8 +57,11 @@ class Verification:
     dropped: str = ""
     """Why the step's draft was left out."""
     layout: TreeLayout | None = field(init=False)
+    rows: tuple[RowSampling, ...] = field(init=False)
+    """How each of the rows that decide is processed."""
 
     def __post_init__(self) -> None:
+        self.rows = self.state.rows(self.proposed.token_ids, self.proposed.parents)
         parents = self.proposed.parents
         self.layout = TreeLayout.of(parents) if parents else None
 
@@ -154,7 +141,7 @@ class VerificationHead:
         requests = [
             ChainRequest(
                 proposed=job.proposed,
-                rows=job.law.rows(job.base, job.proposed.row_depths),
+                rows=job.rows,
                 mode=job.law.mode,
                 key=job.law.key,
                 base_position=job.base,

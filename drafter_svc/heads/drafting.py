@@ -115,8 +115,10 @@ class HeadDrafting:
 
     def rows(self) -> list[RowSampling]:
         """Return the row parameters of the tokens that are drawn now."""
-        position = self.base + self._depth
-        return [self.opening.row(position)] * self.num_drawn
+        state = self.wanted.state
+        if self.makes_trees:
+            return [state.row(self._tree.way(node)) for node in self._frontier]
+        return [state.row([token.token_id for token in self._tokens])]
 
     def places(self) -> list[Place]:
         """Return where the tokens that are drawn now stand."""

@@ -12,6 +12,7 @@ from drafter_svc.source import Block, FeatureLease, Opening, Source, Wanted
 from outrider.draft import Draft
 from outrider.features import Features
 from outrider.sampling import Mode, SamplingParams
+from outrider.sampling_state import SequenceState
 from tests.unit.test_features import features
 
 OPENING = Opening(Mode.GREEDY, SamplingParams(temperature=0.0), 0, 4, 100, "")
@@ -61,7 +62,9 @@ async def test_a_copy_costs_the_model_no_features(kind: str):
     assert isinstance(lease, FeatureLease)
     given = features(0, 2, width=24)
     lease.take_features(given)
-    await lease.draft(Wanted(0, (1, 2, 3, 1, 2, 3), None, 4))
+    await lease.draft(
+        Wanted(0, (1, 2, 3, 1, 2, 3), None, 4, SequenceState(SamplingParams(), 0, 100).state())
+    )
     assert model.lease.taken == [given]
 
 

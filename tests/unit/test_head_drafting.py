@@ -16,6 +16,7 @@ from drafter_svc.source import Opening, Wanted
 from outrider.features import Features
 from outrider.heads.eagle import EagleConfig, EagleHead
 from outrider.sampling import Mode, SamplingParams
+from outrider.sampling_state import SequenceState
 
 WIDTH, VOCAB, TAPS = 16, 60, 2
 DRAFT_IDS = tuple(range(0, VOCAB, 2))
@@ -99,8 +100,11 @@ def opening(mode=Mode.GREEDY, temperature=0.0, stops=()):
     return Opening(mode, params, 7, 4, VOCAB, "")
 
 
-def wanted(start, ids, num=4, pending=None):
-    return Wanted(start, tuple(ids), pending, num)
+def wanted(start, ids, num=4, pending=None, temperature=0.0):
+    states = SequenceState(SamplingParams(temperature=temperature), 4, VOCAB)
+    states.tell(0, [0] * start)
+    states.tell(start, ids)
+    return Wanted(start, tuple(ids), pending, num, states.state())
 
 
 def run(*steps):
@@ -265,8 +269,8 @@ def test_sampled_drafts_use_the_noise_of_their_places_and_name_target_ids(bench)
         again = bench.source.open(opening(mode, temperature=1.0))
         again.take_features(bench.part(0, 5))
         one, two = run(
-            lambda lease=lease: lease.draft(wanted(0, IDS[:6])),
-            lambda again=again: again.draft(wanted(0, IDS[:6])),
+            lambda lease=lease: lease.draft(wanted(0, IDS[:6], temperature=1.0)),
+            lambda again=again: again.draft(wanted(0, IDS[:6], temperature=1.0)),
         )
         assert one.draft == two.draft
         assert set(one.draft.token_ids) <= set(DRAFT_IDS)

@@ -1,5 +1,6 @@
 """Sampling parameters: each limit from both sides, and what is not built is refused by name."""
 
+import dataclasses
 import math
 
 import pytest
@@ -11,7 +12,8 @@ from outrider.sampling import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     NOT_BUILT,
-    OPTIONAL,
+    Constraint,
+    ConstraintKind,
     Mode,
     SamplingParams,
 )
@@ -25,6 +27,15 @@ GOOD = [
     ("max_tokens", [1, 2**31 - 1]),
     ("min_tokens", [0, 5]),
     ("seed", [-(2**63), 0, 2**63 - 1]),
+    ("frequency_penalty", [-2.0, 2.0]),
+    ("presence_penalty", [-2.0, 2.0]),
+    ("repetition_penalty", [1e-6, 2.0]),
+    ("n", [1, 16]),
+    ("logprobs", [0, 64]),
+    ("prompt_logprobs", [0, 64]),
+    ("truncate_prompt_tokens", [1, 2**31 - 1]),
+    ("logit_bias", [((0, -100.0), (1, 100.0)), tuple((i, 1.0) for i in range(4096))]),
+    ("bad_words", [("x" * 256,) * 64]),
     ("stop", [(), ("x",), ("x" * MAX_STOP_CHARACTERS,), ("x",) * MAX_STOP_STRINGS]),
     ("stop_token_ids", [(), tuple(range(MAX_STOP_TOKEN_IDS))]),
 ]
@@ -36,6 +47,15 @@ BAD = [
     ("max_tokens", [0, -1, 2**31]),
     ("min_tokens", [-1, 2**31]),
     ("seed", [-(2**63) - 1, 2**63]),
+    ("frequency_penalty", [-2.1, 2.1, math.nan]),
+    ("presence_penalty", [-2.1, 2.1, math.nan]),
+    ("repetition_penalty", [0.0, 2.1, math.nan]),
+    ("n", [0, 17]),
+    ("logprobs", [-1, 65]),
+    ("prompt_logprobs", [-1, 65]),
+    ("truncate_prompt_tokens", [0]),
+    ("logit_bias", [tuple((i, 1.0) for i in range(4097))]),
+    ("bad_words", [("x",) * 65]),
     ("stop", [("x",) * (MAX_STOP_STRINGS + 1)]),
     ("stop_token_ids", [tuple(range(MAX_STOP_TOKEN_IDS + 1))]),
 ]
@@ -95,13 +115,19 @@ def test_an_unset_message_means_the_defaults():
 FULL = SamplingParams(
     temperature=0.5, top_p=0.25, top_k=40, min_p=0.125, max_tokens=9, min_tokens=3,
     stop=("a", "b"), stop_token_ids=(1, 2), skip_special_tokens=False, ignore_eos=True, seed=-7,
+    frequency_penalty=0.5, presence_penalty=-0.5, repetition_penalty=1.25, n=2, logprobs=0,
+    prompt_logprobs=1, include_stop_str_in_output=True, truncate_prompt_tokens=10,
+    logit_bias=((3, -1.5), (7, 2.0)), allowed_token_ids=(1, 2, 3), banned_token_ids=(3,),
+    bad_words=("no", "never"), bad_token_ids=((4,), (5, 6)),
+    constraint=Constraint(ConstraintKind.CHOICE, choices=("a", "b"), after="so"),
 )  # fmt: skip
 
 
 def test_a_message_there_and_back():
     assert SamplingParams.from_proto(FULL.to_proto()) == FULL
     assert SamplingParams.from_proto(SamplingParams().to_proto()) == SamplingParams()
-    assert all(getattr(FULL, name) != getattr(SamplingParams(), name) for name in OPTIONAL)
+    for each in dataclasses.fields(SamplingParams):
+        assert getattr(FULL, each.name) != getattr(SamplingParams(), each.name), each.name
 
 
 def test_a_message_with_a_value_out_of_range():
@@ -109,17 +135,7 @@ def test_a_message_with_a_value_out_of_range():
         SamplingParams.from_proto(pb.SamplingParams(temperature=math.nan))
 
 
-OTHER = {
-    "frequency_penalty": 0.5,
-    "presence_penalty": -0.5,
-    "repetition_penalty": 1.25,
-    "spaces_between_special_tokens": False,
-    "n": 2,
-    "logprobs": 0,
-    "prompt_logprobs": 1,
-    "include_stop_str_in_output": True,
-    "truncate_prompt_tokens": 10,
-}
+OTHER = {"spaces_between_special_tokens": False}
 
 
 @pytest.mark.parametrize(("name", "value"), OTHER.items())
@@ -146,28 +162,32 @@ def test_n_of_zero_and_penalties_that_are_no_number_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("message", "name"),
+    ("message", "field"),
     [
-        (pb.SamplingParams(logit_bias={3: 1.0}), "logit_bias"),
-        (pb.SamplingParams(logit_bias={3: 0.0}), "logit_bias"),
-        (pb.SamplingParams(json_schema="{}"), "json_schema"),
+        (pb.SamplingParams(logit_bias={3: 100.5}), "logit_bias[3]"),
         (pb.SamplingParams(json_schema=""), "json_schema"),
-        (pb.SamplingParams(regex="a+"), "regex"),
-        (pb.SamplingParams(grammar="root"), "grammar"),
+        (pb.SamplingParams(regex=""), "regex"),
+        (pb.SamplingParams(choice=pb.Choice()), "choice.choices"),
+        (pb.SamplingParams(choice=pb.Choice(choices=["a", "a"])), "choice.choices"),
+        (pb.SamplingParams(constraint_after="</think>"), "constraint_after"),
+        (pb.SamplingParams(regex="a", constraint_after="x" * 257), "constraint_after"),
+        (pb.SamplingParams(bad_words=["fine", ""]), "bad_words[1]"),
+        (
+            pb.SamplingParams(bad_token_ids=[pb.TokenIds()]),
+            "bad_token_ids[0]",
+        ),
     ],
 )
-def test_biases_and_constraints_are_refused_by_name(message, name):
+def test_biases_and_constraints_are_refused_by_name(message, field):
     with pytest.raises(InvalidField) as refused:
         SamplingParams.from_proto(message)
-    assert refused.value.field == f"sampling_params.{name}"
+    assert refused.value.field == f"sampling_params.{field}"
 
 
 def test_every_field_of_the_schema_is_read_or_refused():
-    known = {*OPTIONAL, *NOT_BUILT, "stop", "stop_token_ids", "logit_bias"}
-    known |= {
-        field.name for field in pb.SamplingParams.DESCRIPTOR.oneofs_by_name["constraint"].fields
-    }
-    assert known == set(pb.SamplingParams.DESCRIPTOR.fields_by_name)
+    written = {each.name for each, _ in FULL.to_proto().ListFields()}
+    kinds = {kind.value for kind in ConstraintKind}
+    assert written | set(NOT_BUILT) | kinds == set(pb.SamplingParams.DESCRIPTOR.fields_by_name)
 
 
 @pytest.mark.parametrize("value", [0, 17, 2**31 - 1])

@@ -10,7 +10,9 @@ from drafter_svc.recycling import RecyclingSource
 from drafter_svc.source import Opening, Wanted
 from outrider.continuations import Continuations
 from outrider.sampling import Mode, SamplingParams
+from outrider.sampling_state import SequenceState
 
+STATE = SequenceState(SamplingParams(), 0, 100).state()
 PROMPT, OUTPUT = (1, 2, 3), (4, 5, 6, 7)
 
 
@@ -19,7 +21,7 @@ def opening(mode: Mode, salt: str = "a", vocab_size: int = 100) -> Opening:
 
 
 def draft(lease, token_ids, start=0, continuations=()) -> tuple[int, ...]:
-    wanted = Wanted(start, tuple(token_ids), None, 4, continuations=tuple(continuations))
+    wanted = Wanted(start, tuple(token_ids), None, 4, STATE, continuations=tuple(continuations))
     return asyncio.run(lease.draft(wanted)).draft.token_ids
 
 

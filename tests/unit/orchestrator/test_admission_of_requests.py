@@ -171,7 +171,19 @@ def test_the_longest_prompt_leaves_one_token():
         ),
         pytest.param(
             {"sampling": SamplingParams(min_tokens=1, stop_token_ids=tuple(range(VOCAB_SIZE)))},
-            "sampling_params.stop_token_ids", "leave no token", id="everything stops",
+            "sampling_params.min_tokens", "leaves no token", id="everything stops",
+        ),
+        pytest.param(
+            {"sampling": SamplingParams(banned_token_ids=tuple(range(VOCAB_SIZE)))},
+            "sampling_params.banned_token_ids", "leaves no token", id="everything banned",
+        ),
+        pytest.param(
+            {"sampling": SamplingParams(allowed_token_ids=(1, 2), bad_token_ids=((5, 1), (2,)))},
+            "sampling_params.allowed_token_ids", "leaves no token", id="everything may be bad",
+        ),
+        pytest.param(
+            {"sampling": SamplingParams(logit_bias=((VOCAB_SIZE, 1.0),))},
+            f"sampling_params.logit_bias[{VOCAB_SIZE}]", "has 8 ids", id="biased id",
         ),
         pytest.param(
             {"speculation": SpeculationOptions(num_draft_tokens=33)},
