@@ -89,7 +89,9 @@ class Verification:
     @property
     def proposes(self) -> bool:
         """False without a draft that may be accepted, or with one of probes alone."""
-        return not self.score_only and any(map(self.proposed.may_accept, range(len(self.draft_token_ids))))
+        return not self.score_only and any(
+            map(self.proposed.may_accept, range(len(self.draft_token_ids)))
+        )
 
     @property
     def is_accepted_whole(self) -> bool:

@@ -1,6 +1,8 @@
 """Which requests speculate, and how: a policy file, its rules, and decisions with their reasons."""
 
+from outrider.policy.built_in import policy_of_flags
 from outrider.policy.decision import ON, SHADOW, Decision, decide
+from outrider.policy.explanation import Explanation, explain
 from outrider.policy.file import parse_policy, read_policy
 from outrider.policy.options import SpeculationOptions
 from outrider.policy.schema import (
@@ -30,6 +32,7 @@ __all__ = [
     "AfterError",
     "AfterLowAgreement",
     "Decision",
+    "Explanation",
     "DraftTokens",
     "Fallbacks",
     "MinAgreement",
@@ -45,7 +48,9 @@ __all__ = [
     "WorkloadClass",
     "declared_metadata",
     "decide",
+    "explain",
     "features_of",
     "parse_policy",
+    "policy_of_flags",
     "read_policy",
 ]

@@ -213,7 +213,7 @@ def _permitted_lengths(
         return options
     if "draft_tokens" not in workload_class.request_may_choose:
         objections |= dict.fromkeys(asked, f"is not chosen by requests {about}")
-        return replace(options, **dict.fromkeys(asked))
+        return replace(options, num_draft_tokens=None, min_draft_tokens=None, max_draft_tokens=None)
     for name, value in asked.items():
         asked[name] = min(max(value, tokens.min), tokens.max)
         if asked[name] != value:

@@ -76,12 +76,7 @@ def _fault(detail: Any, root: Node | None) -> str:
 
 def _hint(key: str) -> str:
     parts = [each for each in vars(schema).values() if isinstance(each, type)]
-    known = {
-        name
-        for each in parts
-        if issubclass(each, schema.Part)
-        for name in each.model_fields
-    }
+    known = {name for each in parts if issubclass(each, schema.Part) for name in each.model_fields}
     close = difflib.get_close_matches(key, sorted(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 

@@ -72,6 +72,21 @@ class SpeculationOptions:
             max_draft_tokens=given("max_draft_tokens"),
         )
 
+    def to_proto(self) -> pb.SpeculationOptions:
+        """Return the message."""
+        rules = {rule: number for number, rule in RULES.items()}
+        return pb.SpeculationOptions(
+            target_only=self.target_only,
+            sources=self.sources,
+            num_draft_tokens=self.num_draft_tokens,
+            acceptance_rule=pb.ACCEPTANCE_RULE_UNSPECIFIED
+            if self.rule is None
+            else rules[self.rule],
+            trace_top_ids=self.num_traced_ids,
+            min_draft_tokens=self.min_draft_tokens,
+            max_draft_tokens=self.max_draft_tokens,
+        )
+
 
 def _invalid(name: str, value: int, low: int, high: int) -> InvalidField:
     return InvalidField(f"speculation.{name}", f"{value} is outside [{low}, {high}]")

@@ -26,7 +26,8 @@ def conditions(when: When, traits: Traits) -> Iterator[Condition]:
         yield Condition(f"metadata.{key}", " or ".join(values), found, value in values)
     if when.models:
         wanted = " or ".join(when.models)
-        yield Condition("models", wanted, traits.model, traits.model in when.models)
+        holds = traits.model in when.models if traits.model else None
+        yield Condition("models", wanted, traits.model or "not known", holds)
     if when.sampling is not None:
         found = "greedy" if traits.is_greedy else "sampled"
         yield Condition("sampling", when.sampling, found, found == when.sampling)
@@ -53,6 +54,6 @@ def _within(key: str, band: Band, value: float | None) -> Condition:
     wanted = " and ".join(ends)
     if value is None:
         return Condition(key, wanted, "not known", None)
-    above = band.min is None or value >= single(band.min)
-    below = band.max is None or value <= single(band.max)
+    above = band.min is None or single(value) >= single(band.min)
+    below = band.max is None or single(value) <= single(band.max)
     return Condition(key, wanted, f"{value:g}", above and below)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from datetime import date
 from enum import Enum
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
@@ -155,8 +156,6 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 
 
-
-
 class Band(Part):
     """Numbers from ``min`` to ``max``, both included; what is left out is open."""
 
@@ -230,7 +229,8 @@ def _short_length(value: object) -> object:
     if value == "auto":
         return {}
     if isinstance(value, int) and not isinstance(value, bool):
-        return {"length": value, "max": value} if value else {"length": 0}
+        fits = 1 <= value <= MAX_DRAFT_TOKENS
+        return {"length": value, "max": value} if fits else {"length": value}
     return value
 
 
@@ -368,18 +368,19 @@ class WorkloadClass(Part):
     fallbacks: Fallbacks = Fallbacks()
 
 
-def _text_of_number(value: object) -> object:
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return str(value) if is_number else value
+def _as_text(value: object) -> object:
+    """Read a whole number or a date as it was written."""
+    if isinstance(value, float):  # 1.10 would have become 1.1
+        raise ValueError("with a dot it must stand in quotes")
+    is_plain = isinstance(value, int | date) and not isinstance(value, bool)
+    return str(value) if is_plain else value
 
 
 class Policy(Part):
     """Classes of requests in order: the first that fits decides, and where none does nothing is
     speculated."""
 
-    version: Annotated[
-        str, BeforeValidator(_text_of_number), Field(min_length=1, max_length=64)
-    ]
+    version: Annotated[str, BeforeValidator(_as_text), Field(min_length=1, max_length=64)]
     """The operator's own name for this state of the file."""
     metadata: Annotated[
         tuple[Key, ...],
@@ -423,7 +424,9 @@ class Policy(Part):
         be made again: a policy of the classes up to there, the last one in full.
         """
         rules = [
-            each.model_dump(mode="json", exclude_defaults=True, include={"name", "when", "speculation"})
+            each.model_dump(
+                mode="json", exclude_defaults=True, include={"name", "when", "speculation"}
+            )
             for each in self.classes
         ]
         head = {"version": self.version, "metadata": self.metadata}

@@ -15,6 +15,7 @@ class Traits:
     """A request as rules see it; None stands for what is not known where one asks offline."""
 
     model: str = ""
+    """Empty: not known."""
     is_greedy: bool = True
     temperature: float = 0.0
     """As it travels, in single precision."""
@@ -79,9 +80,7 @@ def features_of(
     return frozenset(name for name, is_there in present.items() if is_there)
 
 
-def declared_metadata(
-    policy: Policy, metadata: Mapping[str, str | bytes]
-) -> dict[str, str]:
+def declared_metadata(policy: Policy, metadata: Mapping[str, str | bytes]) -> dict[str, str]:
     """Return the values of the keys that the policy declares.
 
     Raises: InvalidField for one that is too long to be carried in receipts.
