@@ -145,7 +145,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise InvalidField("lora_id", f"{message.lora_id!r}: adapters are not supported")
         options = message.speculation
         self.pool.check_sources(tuple(options.sources))
-        wanted = options.num_draft_tokens if options.HasField("num_draft_tokens") else None
+        lengths = ("num_draft_tokens", "min_draft_tokens", "max_draft_tokens")
         return admit(
             request_id=current_request_id(),
             target=self.pool.target(message.model),
@@ -154,7 +154,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             speculation=SpeculationOptions(
                 target_only=options.target_only,
                 sources=tuple(options.sources),
-                num_draft_tokens=wanted,
+                **{name: getattr(options, name) for name in lengths if options.HasField(name)},
                 rule=_rule(options.acceptance_rule),
                 num_traced_ids=options.trace_top_ids,
             ),
@@ -235,7 +235,7 @@ def _complete(generation: Generation) -> generation_pb2.GenerateComplete:
 
 def _receipt(generation: Generation) -> generation_pb2.Receipt:
     stats, request = generation.stats, generation.request
-    decision = request.plan.decision
+    decision = "; ".join(filter(None, (request.plan.decision, request.plan.bounds)))
     receipt = generation_pb2.Receipt(
         request_id=request.request_id,
         rule="greedy" if request.mode is Mode.GREEDY else request.plan.rule.value,
