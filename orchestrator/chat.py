@@ -60,7 +60,7 @@ def _message(index: int, role: str, content: str, extra_json: str) -> dict[str, 
     if not extra_json:
         return told
     name = f"chat.messages[{index}].extra_json"
-    extra = _read(name, extra_json, dict)
+    extra: dict[str, Any] = _read(name, extra_json, dict)
     if "role" in extra or ("content" in extra and content):
         twice = "role" if "role" in extra else "content"
         raise InvalidField(name, f"{twice} is a field of the message itself")

@@ -69,15 +69,19 @@ class ChatTemplate:
         if tools is not None and "tools" not in self._words:
             raise InvalidField("chat.tools_json", "the model's chat template reads no tools")
         self._check_variables(variables or {}, continue_final_message)
-        chat = [_plain(message) for message in messages]
+        chat, final = [_plain(message) for message in messages], ""
         if continue_final_message:
-            chat[-1] = _marked(chat[-1])
-        known = self._variables | {"documents": None, "add_generation_prompt": True}
-        if continue_final_message:
-            known["add_generation_prompt"] = False
-        context = {**known, **(variables or {}), "messages": chat, "tools": tools}
+            chat[-1], final = _marked(chat[-1])
+        context = {
+            **self._variables,
+            "documents": None,
+            "add_generation_prompt": not continue_final_message,
+            **(variables or {}),
+            "messages": chat,
+            "tools": tools,
+        }
         text = self._run(context)
-        return _cut(text, messages[-1]) if continue_final_message else text
+        return _cut(text, final) if continue_final_message else text
 
     def _check_variables(self, variables: Mapping[str, Any], continues: bool) -> None:
         for name in variables:
@@ -89,7 +93,7 @@ class ChatTemplate:
         if continues and variables.get("add_generation_prompt"):
             raise InvalidField("chat.continue_final_message", "excludes add_generation_prompt")
 
-    def _run(self, context: dict[str, Any]) -> str:
+    def _run(self, context: Mapping[str, Any]) -> str:
         try:
             return self._template.render(context)
         # Any exception at all can come out of a foreign program, and none of them is our state's.
@@ -104,30 +108,31 @@ def _plain(message: Message) -> dict[str, Any]:
     under the names that templates read.
     """
     told = {name: value for name, value in message.items() if value is not None}
-    thought = next((told[name] for name in REASONING if name in told), None)
-    return told if thought is None else {"thinking": thought, **told, REASONING[0]: thought}
+    thoughts = [told[name] for name in REASONING if name in told]
+    return {"thinking": thoughts[0], **told, REASONING[0]: thoughts[0]} if thoughts else told
 
 
-def _marked(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the last message with a mark at the end of its text."""
+def _marked(message: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return the last message with a mark at the end of its text, and the text."""
     field = "chat.continue_final_message"
     if message["role"] != "assistant":
         raise InvalidField(field, f"the last message is of {message['role']!r}, not of 'assistant'")
     content = message.get("content")
     if isinstance(content, str):
-        return message | {"content": f"{content}{CUT} "}
-    for index, part in reversed(list(enumerate(content if isinstance(content, list) else []))):
-        if isinstance(part, dict) and isinstance(part.get("text"), str):
-            marked = part | {"text": f"{part['text']}{CUT} "}
-            return message | {"content": [*content[:index], marked, *content[index + 1 :]]}
+        return message | {"content": f"{content}{CUT} "}, content
+    parts = list(content) if isinstance(content, list) else []
+    for index, part in reversed(list(enumerate(parts))):
+        if isinstance(part, dict) and isinstance(text := part.get("text"), str):
+            parts[index] = part | {"text": f"{text}{CUT} "}
+            return message | {"content": parts}, text
     raise InvalidField(field, "the last message has no text to continue")
 
 
-def _cut(text: str, message: Message) -> str:
+def _cut(text: str, final: str) -> str:
     """Return the text up to the end of the last message, as far as the template tells it."""
     end = text.rfind(CUT)
-    if end < 0:
-        refusal = "the model's chat template leaves the end of the last message out"
+    if end < 0 or final.strip() not in text:
+        refusal = "the model's chat template changes or cuts the last message"
         raise InvalidField("chat.continue_final_message", refusal)
     # Where the space behind the mark is gone, the template trims messages.
     return text[:end] if text.startswith(f"{CUT} ", end) else text[:end].rstrip()
