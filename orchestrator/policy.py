@@ -18,6 +18,8 @@ class SpeculationOptions:
     target_only: bool = False
     sources: tuple[str, ...] = ()
     num_draft_tokens: int | None = None
+    min_draft_tokens: int | None = None
+    max_draft_tokens: int | None = None
     rule: AcceptanceRule | None = None
     num_traced_ids: int = 0
 
@@ -30,9 +32,15 @@ class LengthSchedule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AutoLength:
-    """As many draft tokens as promise the most, chosen cycle by cycle up to a limit."""
+    """As many draft tokens as promise the most, chosen cycle by cycle up to a limit.
+
+    A cycle that asks for any asks for at least ``min_draft_tokens``. ``policy_max`` is the limit of
+    requests that have none of their own; None: the same.
+    """
 
     max_draft_tokens: int
+    min_draft_tokens: int = 1
+    policy_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,8 @@ class SpeculationPlan:
     rule: AcceptanceRule = AcceptanceRule.COUPLED
     num_traced_ids: int = 0
     max_outcomes: OutcomeLimit = 1
+    bounds: str = ""
+    """The range of draft lengths that the request asked for, in words; empty: none."""
 
     @property
     def speculates(self) -> bool:
@@ -92,7 +102,7 @@ class Policy:
         """Return the plan of one request.
 
         Raises: InvalidField if the asked-for draft length is out of range or contradicts
-            target_only, or the trace is too long.
+            target_only or a range, if the range is none, or if the trace is too long.
         """
         if options.num_traced_ids > MAX_TRACED_IDS:
             raise InvalidField(
@@ -109,24 +119,53 @@ class Policy:
     def _plan(self, options: SpeculationOptions) -> SpeculationPlan:
         wanted = options.num_draft_tokens
         if options.target_only:
-            if options.sources or wanted is not None:
+            lengths = (wanted, options.min_draft_tokens, options.max_draft_tokens)
+            if options.sources or any(each is not None for each in lengths):
                 raise InvalidField(
-                    "speculation.target_only", "excludes sources and num_draft_tokens"
+                    "speculation.target_only", "excludes sources and numbers of draft tokens"
                 )
             return SpeculationPlan((), ConstantLength(0), 0.0, False, "target_only_requested")
-        if wanted is not None and not 1 <= wanted <= self.max_draft_tokens:
-            raise InvalidField(
-                "speculation.num_draft_tokens", f"{wanted} is outside [1, {self.max_draft_tokens}]"
-            )
+        self._check_lengths(options)
         wanted_sources = options.sources or self.sources
-        length = self._length(wanted)
+        length = self._length(options)
         if length == ConstantLength(0):
             return SpeculationPlan((), ConstantLength(0), 0.0, False, "policy_target_only")
         # A client that names its sources gets those and nothing else.
         lookup = self.lookup_on_miss if not options.sources else sources.NGRAM in options.sources
-        return SpeculationPlan(wanted_sources, length, self.draft_wait_s, lookup, ON)
+        bounds = _in_words(options.min_draft_tokens, options.max_draft_tokens)
+        return SpeculationPlan(wanted_sources, length, self.draft_wait_s, lookup, ON, bounds=bounds)
 
-    def _length(self, wanted: int | None) -> ConstantLength | AutoLength:
-        """Return what the client asked for, exactly, or else what the policy says."""
-        length = self.num_draft_tokens if wanted is None else wanted
-        return AutoLength(self.max_draft_tokens) if length == "auto" else ConstantLength(length)
+    def _check_lengths(self, options: SpeculationOptions) -> None:
+        limit = self.max_draft_tokens
+        for name in ("num_draft_tokens", "min_draft_tokens", "max_draft_tokens"):
+            length = getattr(options, name)
+            if length is None:
+                continue
+            if not 1 <= length <= limit:
+                raise InvalidField(f"speculation.{name}", f"{length} is outside [1, {limit}]")
+            if name != "num_draft_tokens" and options.num_draft_tokens is not None:
+                raise InvalidField(f"speculation.{name}", "excludes num_draft_tokens")
+        fewest, most = options.min_draft_tokens, options.max_draft_tokens
+        if fewest is not None and most is not None and fewest > most:
+            raise InvalidField(
+                "speculation.min_draft_tokens", f"{fewest} is above max_draft_tokens, {most}"
+            )
+
+    def _length(self, options: SpeculationOptions) -> ConstantLength | AutoLength:
+        """Return what the client asked for, exactly, or what the policy says within its range."""
+        if options.num_draft_tokens is not None:
+            return ConstantLength(options.num_draft_tokens)
+        fewest = options.min_draft_tokens or 1
+        most = options.max_draft_tokens or self.max_draft_tokens
+        if self.num_draft_tokens == "auto":
+            of_policy = None if options.max_draft_tokens is None else self.max_draft_tokens
+            return AutoLength(most, fewest, of_policy)
+        # A range bounds what the policy drafts; it does not make it draft.
+        length = self.num_draft_tokens
+        return ConstantLength(min(max(length, fewest), most) if length else 0)
+
+
+def _in_words(fewest: int | None, most: int | None) -> str:
+    bounds = ("at least", fewest), ("at most", most)
+    asked = " and ".join(f"{word} {number}" for word, number in bounds if number is not None)
+    return asked and f"{asked} draft tokens, as the request asked"

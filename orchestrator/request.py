@@ -1,23 +1,20 @@
 """A request that passed admission: every field checked, tokenised once."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from orchestrator.chat import Chat
 from orchestrator.policy import Policy, SpeculationOptions, SpeculationPlan
 from orchestrator.workers import Target
 from outrider.errors import InvalidField
 from outrider.identity import IdentityDigests
-from outrider.sampling import Mode, SamplingParams
+from outrider.sampling import Mode, SamplingParams, choice_seed
 
 MAX_SALT_CHARACTERS = 256
-MAX_MESSAGES = 1024
 MAX_PRIORITY = 100
 # Parameters that are read but not built yet, with the value that changes nothing.
 NOT_SERVED: dict[str, object] = {
-    "n": 1,
-    "include_stop_str_in_output": False,
-    "truncate_prompt_tokens": None,
     "constraint": None,
 }
 
@@ -34,13 +31,6 @@ class TokenIds:
     """Token ids to continue."""
 
     input_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """A conversation to answer."""
-
-    messages: tuple[Mapping[str, str], ...]
 
 
 Prompt = Text | TokenIds | Chat
@@ -61,6 +51,13 @@ class Request:
     plan: SpeculationPlan
     cache_salt: str
     priority: int = 0
+    index: int = 0
+    """Which choice this is of what the client asked for."""
+
+    @property
+    def sequence_id(self) -> str:
+        """Name of the sequence: the request's, with the choice behind it from the second on."""
+        return f"{self.request_id}/{self.index}" if self.index else self.request_id
 
     @property
     def mode(self) -> Mode:
@@ -72,6 +69,21 @@ class Request:
         """Bound of prompt and output together."""
         assert self.sampling.max_tokens is not None
         return len(self.prompt_ids) + self.sampling.max_tokens
+
+    def choices(self) -> list["Request"]:
+        """Return every choice as a request of its own, for one choice with its own seed."""
+        return [self._choice(index) for index in range(self.sampling.n)]
+
+    def _choice(self, index: int) -> "Request":
+        sampling = self.sampling
+        assert sampling.seed is not None
+        alone = replace(
+            sampling,
+            n=1,
+            seed=choice_seed(sampling.seed, index),
+            prompt_logprobs=None if index else sampling.prompt_logprobs,
+        )
+        return replace(self, sampling=alone, index=index)
 
 
 def admit(
@@ -97,7 +109,7 @@ def admit(
     if abs(priority) > MAX_PRIORITY:
         limit = f"outside [{-MAX_PRIORITY}, {MAX_PRIORITY}]"
         raise InvalidField("priority", f"{priority} is {limit}")
-    prompt_ids = _tokenise(prompt, target)
+    prompt_ids = _tokenise(prompt, target, sampling.truncate_prompt_tokens)
     return Request(
         request_id=request_id,
         target=target,
@@ -114,11 +126,14 @@ def prompt_ids_of(prompt: Prompt | None, target: Target) -> tuple[int, ...]:
     match prompt:
         case Text(text=text):
             return tuple(target.codec.encode(text))
-        case Chat(messages=messages):
-            if len(messages) > MAX_MESSAGES:
-                limit = f"{len(messages)} messages, at most {MAX_MESSAGES}"
-                raise InvalidField("chat.messages", limit)
-            return tuple(target.codec.apply_chat_template(messages))
+        case Chat() as chat:
+            ids = target.codec.apply_chat_template(
+                chat.messages,
+                tools=chat.tools,
+                variables=chat.variables,
+                continue_final_message=chat.continue_final_message,
+            )
+            return tuple(ids)
         case TokenIds(input_ids=ids):
             check_ids("tokenized.input_ids", ids, target.identity.vocab_size)
             return ids
@@ -126,8 +141,11 @@ def prompt_ids_of(prompt: Prompt | None, target: Target) -> tuple[int, ...]:
             raise InvalidField("input", "one of text, tokenized and chat must be given")
 
 
-def _tokenise(prompt: Prompt | None, target: Target) -> tuple[int, ...]:
+def _tokenise(prompt: Prompt | None, target: Target, most: int | None) -> tuple[int, ...]:
+    """Return the ids, the last ``most`` of them where there is such a limit."""
     ids = prompt_ids_of(prompt, target)
+    if most is not None:
+        ids = ids[-most:]  # special tokens at the beginning go as well, as in vLLM
     if not ids:
         raise InvalidField("input", "the prompt is empty; at least one token is needed")
     context = target.identity.max_context_length
@@ -161,6 +179,7 @@ def _resolve(sampling: SamplingParams, target: Target, num_prompt_tokens: int) -
     resolved = replace(
         sampling,
         max_tokens=min(wanted, room),
+        truncate_prompt_tokens=None,  # it is done
         stop_token_ids=tuple(dict.fromkeys((*eos, *sampling.stop_token_ids))),
         seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
         bad_words=(),

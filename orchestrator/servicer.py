@@ -1,6 +1,5 @@
 """The orchestrator's gRPC face: messages to requests, deliveries to messages, nothing else."""
 
-import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import aclosing
@@ -10,13 +9,14 @@ import grpc
 
 import outrider
 from orchestrator.admission import Admission
+from orchestrator.chat import Chat
+from orchestrator.choices import Choices
 from orchestrator.decode import Cycle
 from orchestrator.generation import Generation
 from orchestrator.metrics import OrchestratorMetrics
 from orchestrator.policy import Policy, SpeculationOptions
 from orchestrator.receipt import dense
 from orchestrator.request import (
-    Chat,
     Prompt,
     Request,
     Text,
@@ -65,27 +65,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        """Stream the chunks of one request, then its completion."""
-        generation = Generation(
+        """Stream the chunks of a request's choices, and the completion of each."""
+        choices = Choices(
             self._admit(request), self.pool, context.time_remaining, self.metrics.observe
         )
-        # A chunk is written while the next cycle is under way; a client that reads slowly holds its
-        # own request back by one chunk. Leases are freed when the client leaves, not at a garbage
-        # collection.
-        writing: asyncio.Task[None] | None = None
-        try:
-            async with aclosing(generation.run(self.admission)) as cycles:
-                async for cycle in cycles:
-                    if writing is not None:
-                        await writing
-                    response = generation_pb2.GenerateResponse(chunk=_chunk(cycle))
-                    writing = asyncio.create_task(context.write(response))
-            if writing is not None:
-                await writing
-        finally:
-            if writing is not None:
-                writing.cancel()
-        await context.write(generation_pb2.GenerateResponse(complete=_complete(generation)))
+        # Leases are freed when the client leaves, not at a garbage collection.
+        async with aclosing(choices.run(self.admission)) as turns:
+            async for generation, cycle in turns:
+                if cycle is None:
+                    told = generation_pb2.GenerateResponse(complete=_complete(generation))
+                else:
+                    chunk = _chunk(cycle, generation.request.index)
+                    told = generation_pb2.GenerateResponse(chunk=chunk)
+                await context.write(told)
 
     async def GetModelInfo(
         self, request: generation_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
@@ -145,7 +137,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise InvalidField("lora_id", f"{message.lora_id!r}: adapters are not supported")
         options = message.speculation
         self.pool.check_sources(tuple(options.sources))
-        wanted = options.num_draft_tokens if options.HasField("num_draft_tokens") else None
+        lengths = ("num_draft_tokens", "min_draft_tokens", "max_draft_tokens")
         return admit(
             request_id=current_request_id(),
             target=self.pool.target(message.model),
@@ -154,7 +146,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             speculation=SpeculationOptions(
                 target_only=options.target_only,
                 sources=tuple(options.sources),
-                num_draft_tokens=wanted,
+                **{name: getattr(options, name) for name in lengths if options.HasField(name)},
                 rule=_rule(options.acceptance_rule),
                 num_traced_ids=options.trace_top_ids,
             ),
@@ -172,8 +164,13 @@ def _prompt(
         case "text":
             return Text(message.text)
         case "chat":
-            messages = ({"role": m.role, "content": m.content} for m in message.chat.messages)
-            return Chat(tuple(messages))
+            chat = message.chat
+            return Chat.read(
+                ((each.role, each.content, each.extra_json) for each in chat.messages),
+                tools_json=chat.tools_json,
+                template_kwargs_json=chat.template_kwargs_json,
+                continue_final_message=chat.continue_final_message,
+            )
         case "tokenized":
             assert isinstance(message, generation_pb2.GenerateRequest)
             return TokenIds(tuple(message.tokenized.input_ids))
@@ -190,9 +187,10 @@ def _rule(value: int) -> AcceptanceRule | None:
     raise InvalidField("speculation.acceptance_rule", f"{value} is not a rule")
 
 
-def _chunk(cycle: Cycle) -> generation_pb2.GenerateChunk:
+def _chunk(cycle: Cycle, index: int) -> generation_pb2.GenerateChunk:
     delivery = cycle.delivery
     return generation_pb2.GenerateChunk(
+        index=index,
         text=delivery.text,
         token_ids=[token.token_id for token in delivery.tokens],
         origins=[ORIGINS[token.origin] for token in delivery.tokens],
@@ -217,6 +215,7 @@ def _complete(generation: Generation) -> generation_pb2.GenerateComplete:
     assert end is not None
     output_ids = sequence.output_ids
     complete = generation_pb2.GenerateComplete(
+        index=generation.request.index,
         output_ids=output_ids,
         finish_reason=REASONS[end.reason],
         prompt_tokens=len(sequence.prompt_ids),
@@ -235,7 +234,7 @@ def _complete(generation: Generation) -> generation_pb2.GenerateComplete:
 
 def _receipt(generation: Generation) -> generation_pb2.Receipt:
     stats, request = generation.stats, generation.request
-    decision = request.plan.decision
+    decision = "; ".join(filter(None, (request.plan.decision, request.plan.bounds)))
     receipt = generation_pb2.Receipt(
         request_id=request.request_id,
         rule="greedy" if request.mode is Mode.GREEDY else request.plan.rule.value,
