@@ -1,5 +1,6 @@
 """Errors in OpenAI's form, and where they come from before any call is made."""
 
+import re
 from collections.abc import Callable
 
 from pydantic import ValidationError
@@ -41,15 +42,19 @@ def from_validation(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is no JSON: {first['msg']}", code="invalid_json")
-    param = _path(first["loc"])
-    if first["type"] == "extra_forbidden":
-        return ApiError(400, f"{param}: unknown parameter", param=param, code="unknown_parameter")
-    what = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "missing":
-        return ApiError(400, f"{param}: required", param=param, code="missing_required_parameter")
-    if param is None:  # a check across parameters names one itself
-        return from_details(what, str)
-    return ApiError(400, f"{param}: {what}", param=param, code="invalid_value")
+    param, what = _path(first["loc"]), first["msg"].removeprefix("Value error, ")
+    match first["type"]:
+        case "extra_forbidden":
+            code, what = "unknown_parameter", "unknown parameter"
+        case "missing":
+            code, what = "missing_required_parameter", "required"
+        case "value_error" if named := re.match(r"([a-z_]+): ", what):
+            # A check across parameters names one itself.
+            param = f"{param}.{named[1]}" if param else named[1]
+            code, what = "invalid_value", what[named.end() :]
+        case _:
+            code = "invalid_value"
+    return ApiError(400, f"{param or 'body'}: {what}", param=param, code=code)
 
 
 def from_field(error: InvalidField, param_of: Callable[[str], str]) -> ApiError:
