@@ -46,6 +46,16 @@ class Choices:
         Raises: ResourceExhausted if the queue has no room for all choices; Unavailable if a choice
             loses its verifier for good, which ends the others as well.
         """
+        try:
+            async with aclosing(self._run(admission)) as turns:
+                async for turn in turns:
+                    yield turn
+        except BaseException as error:
+            for generation in self.generations:
+                generation.abandon(error)
+            raise
+
+    async def _run(self, admission: Admission) -> AsyncGenerator[Turn, None]:
         num_choices = len(self.generations)
         room, turns = asyncio.Semaphore(num_choices), asyncio.Queue[Turn | None]()
 
