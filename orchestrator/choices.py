@@ -40,8 +40,8 @@ class Choices:
     async def run(self, admission: Admission) -> AsyncGenerator[Turn, None]:
         """Yield the cycles of all choices as they are committed, and each choice when it has ended.
 
-        A choice goes on with its next cycle meanwhile, and not further: who takes the turns slowly
-        holds the request back. All leases are closed at the end, whatever it is.
+        As many turns as there are choices may wait to be taken: who takes them slowly holds the
+        request back. All leases are closed at the end, whatever it is.
 
         Raises: ResourceExhausted if the queue has no room for all choices; Unavailable if a choice
             loses its verifier for good, which ends the others as well.

@@ -139,12 +139,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Detokenize(
         self, request: generation_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
     ) -> generation_pb2.DetokenizeResponse:
-        """Return the text of ids."""
+        """Return the text of ids, and the bytes of each."""
         target = self.pool.target(request.model)
         check_ids("token_ids", request.token_ids, target.identity.vocab_size)
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
         text = target.codec.decode(tuple(request.token_ids), skip_special_tokens=skip)
-        return generation_pb2.DetokenizeResponse(text=text)
+        token_bytes = map(target.codec.token_bytes, request.token_ids)
+        return generation_pb2.DetokenizeResponse(text=text, token_bytes=token_bytes)
 
     def _observe(self, generation: Generation) -> generation_pb2.Receipt:
         """Count a request that has ended, and keep its receipt."""
