@@ -14,6 +14,8 @@ import outrider
 from outrider.cli.demo import run_demo
 from outrider.cli.flags import Address, Device, by_flag
 from outrider.cli.generate import GenerateOptions, run_generate
+from outrider.cli.policy_commands import policy_app
+from outrider.cli.receipt import run_receipt
 from outrider.cli.render import plain_console
 from outrider.cli.stack import StackError
 from outrider.cli.status import run_status
@@ -246,6 +248,17 @@ def demo(
     run_demo(models, max_tokens=max_tokens, num_prompts=num_prompts)
 
 
+@app.command()
+def receipt(
+    request_id: Annotated[str, typer.Argument(help="The request's id (x-request-id).")],
+    address: Address = DEFAULT_ADDRESS,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what became of a request that has ended, and why it speculated as it did."""
+    asyncio.run(run_receipt(address, request_id, as_json=json))
+
+
+app.add_typer(policy_app, name="policy")
 app.command()(write)
 app.command()(train)
 

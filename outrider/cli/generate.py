@@ -72,7 +72,7 @@ async def _print_stream(
             else:
                 console.print()
                 in_line = False
-                console.print(receipt_table(response.complete))
+                console.print(receipt_table(response.complete.receipt))
     finally:
         if in_line:  # an error that follows begins a line of its own
             console.print()
