@@ -91,7 +91,7 @@ compose-check: $(SETUP) $(STUBS) $(MODELS) ## The shorter ones of these, where a
 	docker/with-docker.sh env $(PYTEST) -m 'compose and not slow' --timeout 420 tests/compose || \
 		{ test $$? = 77 && echo 'SKIPPED: services in containers; no Docker engine can be had here'; }
 
-images: ## Build the images of the three services
+images: ## Build the images of the services
 	docker/with-docker.sh true
 
 check: lint test statistical slow ## Run all that CI runs
