@@ -1,13 +1,14 @@
 """The target's tokenizer and chat template, as the orchestrator uses them."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from outrider.errors import InvalidField
 from outrider.identity.files import TokenizerFiles
 from outrider.identity.special import SpecialTokens
 from outrider.identity.template import chat_template
 from outrider.text.stream import TextStream
-from outrider.text.template import ChatTemplate
+from outrider.text.template import ChatTemplate, Message
 from outrider.text.token_bytes import TokenBytes
 
 
@@ -46,22 +47,48 @@ class TextCodec:
         """Return the ids of a plain text, with the special tokens that the tokenizer adds."""
         return list(self._tokenizer.encode(text).ids)
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+    ) -> str:
         """Return the text of the prompt that the template makes of the messages.
 
-        Raises: InvalidField naming ``chat`` if the model has no template or the template refuses.
+        Raises: InvalidField naming ``chat`` if the model has no template, or as
+            ``ChatTemplate.render`` does.
         """
         if self._template is None:
             raise InvalidField("chat", "the model has no chat template; send text or token ids")
-        return self._template.render(messages)
+        return self._template.render(
+            messages,
+            tools=tools,
+            variables=variables,
+            continue_final_message=continue_final_message,
+        )
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+    ) -> list[int]:
         """Return the ids of the prompt that the template makes of the messages.
 
         Raises: InvalidField as ``render_chat`` does.
         """
+        text = self.render_chat(
+            messages,
+            tools=tools,
+            variables=variables,
+            continue_final_message=continue_final_message,
+        )
         # The template has written the special tokens itself; adding them again would double BOS.
-        return self.encode_plain(self.render_chat(messages))
+        return self.encode_plain(text)
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the ids of a text without adding any; special tokens in it are recognised."""

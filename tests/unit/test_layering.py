@@ -28,6 +28,7 @@ TRANSPORT = {
     "openai_svc/vocabulary.py",
     "orchestrator/__main__.py",
     "orchestrator/draft_lease.py",
+    "orchestrator/receipt_message.py",
     "orchestrator/servicer.py",
     "orchestrator/supervision.py",
     "orchestrator/verify_lease.py",
