@@ -10,6 +10,7 @@ from orchestrator.decode import Cycle
 from orchestrator.generation import Generation
 from orchestrator.request import Request
 from orchestrator.workers import WorkerPool
+from outrider.errors import ResourceExhausted
 
 Turn = tuple[Generation, Cycle | None]
 """A choice and a cycle of it; None: it has ended."""
@@ -47,6 +48,12 @@ class Choices:
             loses its verifier for good, which ends the others as well.
         """
         num_choices = len(self.generations)
+        try:
+            admission.check_room(num_choices)
+        except ResourceExhausted:
+            for generation in self.generations:
+                self.observe(generation)
+            raise
         room, turns = asyncio.Semaphore(num_choices), asyncio.Queue[Turn | None]()
 
         async def tell(turn: Turn) -> None:

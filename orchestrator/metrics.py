@@ -40,7 +40,9 @@ class OrchestratorMetrics:
                 buckets=SECONDS,
             )
 
-        self._requests = counter("requests", "Requests that ended.", "model", "outcome")
+        self._requests = counter(
+            "requests", "Requests that ended, each choice by itself.", "model", "outcome"
+        )
         self._drafts = counter(
             "spec_decode_num_drafts", "Cycles that verified a draft.", "model", "source"
         )
