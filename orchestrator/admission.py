@@ -31,7 +31,10 @@ class Admission:
         Raises: ResourceExhausted if there is no room for as many now; InvalidField if there never
             is.
         """
-        self.check_room(count)
+        if count > self._capacity:
+            limit = f"at most {self._capacity} run and wait here"
+            raise InvalidField("sampling_params.n", f"{count} choices, {limit}")
+        self._check_room(count)
         self.num_waiting += count
         places = Places(self, count)
         try:
@@ -50,7 +53,7 @@ class Admission:
         Raises: ResourceExhausted if there is no place and the queue is full.
         """
         if places is None:
-            self.check_room(1)
+            self._check_room(1)
         else:
             places.give_up_one()
         if self.num_running < self.max_running:
@@ -66,11 +69,7 @@ class Admission:
     def _capacity(self) -> int:
         return self.max_running + self.max_waiting
 
-    def check_room(self, count: int) -> None:
-        """Raise what ``places`` raises where there is no room for so many sequences."""
-        if count > self._capacity:
-            limit = f"at most {self._capacity} run and wait here"
-            raise InvalidField("sampling_params.n", f"{count} choices, {limit}")
+    def _check_room(self, count: int) -> None:
         if self.num_running + self.num_waiting + count > self._capacity:
             limit = f"{self.num_running} requests run and {self.num_waiting} wait"
             raise ResourceExhausted(f"the queue is full: {limit}; retry later")

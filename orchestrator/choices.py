@@ -10,7 +10,6 @@ from orchestrator.decode import Cycle
 from orchestrator.generation import Generation
 from orchestrator.request import Request
 from orchestrator.workers import WorkerPool
-from outrider.errors import ResourceExhausted
 
 Turn = tuple[Generation, Cycle | None]
 """A choice and a cycle of it; None: it has ended."""
@@ -47,13 +46,17 @@ class Choices:
         Raises: ResourceExhausted if the queue has no room for all choices; Unavailable if a choice
             loses its verifier for good, which ends the others as well.
         """
-        num_choices = len(self.generations)
         try:
-            admission.check_room(num_choices)
-        except ResourceExhausted:
+            async with aclosing(self._run(admission)) as turns:
+                async for turn in turns:
+                    yield turn
+        except BaseException as error:
             for generation in self.generations:
-                self.observe(generation)
+                generation.abandon(error)
             raise
+
+    async def _run(self, admission: Admission) -> AsyncGenerator[Turn, None]:
+        num_choices = len(self.generations)
         room, turns = asyncio.Semaphore(num_choices), asyncio.Queue[Turn | None]()
 
         async def tell(turn: Turn) -> None:

@@ -1,6 +1,6 @@
 """The client for programs that run an event loop."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 
 from outrider.client.output import Output, collect
@@ -14,13 +14,14 @@ from outrider.v1 import generation_pb2_grpc
 class Client:
     """Calls one orchestrator; use it as an async context manager.
 
-    ``stub`` has the calls that have no method here. Raises: grpc.aio.AioRpcError from every call,
-    with the code that the service documents.
+    ``stub`` has the calls that have no method here, ``channel`` carries other services.
+
+    Raises: grpc.aio.AioRpcError from every call, with the code that the service documents.
     """
 
     def __init__(self, address: str) -> None:
-        self._channel = open_channel(address)
-        self.stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+        self.channel = open_channel(address)
+        self.stub = generation_pb2_grpc.GenerationServiceStub(self.channel)
 
     async def __aenter__(self) -> "Client":
         return self
@@ -31,12 +32,15 @@ class Client:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._channel.close()
+        await self.channel.close()
 
     async def stream(
         self, request: pb.GenerateRequest, *, timeout_s: float | None = None, request_id: str = ""
-    ) -> AsyncIterator[pb.GenerateResponse]:
-        """Yield chunks as they come, and the completion of each choice when it ends."""
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """Yield chunks as they come, and the completion of each choice when it ends.
+
+        Closing the generator cancels the request.
+        """
         metadata = request_id_metadata(request_id) if request_id else None
         call = self.stub.Generate(request, timeout=timeout_s, metadata=metadata)
         try:

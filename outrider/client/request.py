@@ -69,7 +69,7 @@ def generate_request(
             request.chat.template_kwargs_json = to_json(template_kwargs)
         request.chat.continue_final_message = continue_final_message
     else:
-        request.tokenized.input_ids.extend(prompt)  # type: ignore[arg-type]
+        request.tokenized.input_ids.extend(prompt)
     if (tools or template_kwargs or continue_final_message) and not request.HasField("chat"):
         raise InvalidField("chat", "tools and template variables need messages as the prompt")
     return request

@@ -1,6 +1,6 @@
 """The client for programs that run no event loop."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from types import TracebackType
 
 from outrider.client.output import Output, collect
@@ -14,13 +14,14 @@ from outrider.v1 import generation_pb2_grpc
 class SyncClient:
     """Calls one orchestrator; use it as a context manager. Threads may share one.
 
-    ``stub`` has the calls that have no method here. Raises: grpc.RpcError from every call, with the
-    code that the service documents.
+    ``stub`` has the calls that have no method here, ``channel`` carries other services.
+
+    Raises: grpc.RpcError from every call, with the code that the service documents.
     """
 
     def __init__(self, address: str) -> None:
-        self._channel = open_blocking_channel(address)
-        self.stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+        self.channel = open_blocking_channel(address)
+        self.stub = generation_pb2_grpc.GenerationServiceStub(self.channel)
 
     def __enter__(self) -> "SyncClient":
         return self
@@ -31,14 +32,14 @@ class SyncClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._channel.close()
+        self.channel.close()
 
     def stream(
         self, request: pb.GenerateRequest, *, timeout_s: float | None = None, request_id: str = ""
-    ) -> Iterator[pb.GenerateResponse]:
+    ) -> Generator[pb.GenerateResponse, None, None]:
         """Yield chunks as they come, and the completion of each choice when it ends.
 
-        Closing the iterator cancels the request.
+        Closing the generator cancels the request.
         """
         metadata = request_id_metadata(request_id) if request_id else None
         call = self.stub.Generate(request, timeout=timeout_s, metadata=metadata)

@@ -9,6 +9,7 @@ from outrider.identity.special import SpecialTokens
 from outrider.identity.template import chat_template
 from outrider.text.stream import TextStream
 from outrider.text.template import ChatTemplate, Message
+from outrider.text.token_bytes import TokenBytes
 
 
 class TextCodec:
@@ -17,10 +18,18 @@ class TextCodec:
     Raises: ValueError if the files hold no readable tokenizer or template.
     """
 
-    __slots__ = ("_special_ids", "_template", "_tokenizer", "special_tokens", "vocab_size")
+    __slots__ = (
+        "_special_ids",
+        "_template",
+        "_token_bytes",
+        "_tokenizer",
+        "special_tokens",
+        "vocab_size",
+    )
 
     def __init__(self, files: TokenizerFiles) -> None:
         self._tokenizer = files.tokenizer()
+        self._token_bytes = TokenBytes(self._tokenizer)
         self.special_tokens = SpecialTokens.from_files(files, tokenizer=self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
@@ -88,6 +97,10 @@ class TextCodec:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of the ids by themselves; an incomplete character reads U+FFFD here."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what an id stands for by itself, maybe only a part of a character."""
+        return self._token_bytes(token_id)
 
     def stream(
         self, *, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()

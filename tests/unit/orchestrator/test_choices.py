@@ -38,6 +38,9 @@ class Scripted:
         self.verifier = f"v{self.index}"
         self.held.set()
 
+    def abandon(self, error: BaseException) -> None:
+        self.log.append((self.index, f"abandoned: {error!r}"))
+
     async def run(self, admission: Admission, places: Places) -> AsyncGenerator[int, None]:
         try:
             async with admission.slot(places=places):
