@@ -3,9 +3,13 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 # Read once, when grpc is imported; gRPC's own lines are no JSON, and its errors reach us as codes.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+if not all(map(find_spec, ("starlette", "uvicorn"))):
+    raise SystemExit("starlette and uvicorn are missing; pip install 'outrider[openai]'")
 
 from openai_svc.observed import Observed
 from openai_svc.server import serve

@@ -1,7 +1,6 @@
 """The OpenAI front door in this process, on a free port of loopback."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,7 +9,7 @@ from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
 
 from openai_svc.observed import Observed
-from openai_svc.server import Server
+from openai_svc.server import Server, listen
 from openai_svc.servicer import FrontDoor
 from outrider.client import Client
 
@@ -23,7 +22,7 @@ async def front_door(orchestrator: str, *, timeout_s: float = 50.0) -> AsyncIter
         server = Server(
             uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5)
         )
-        with socket.create_server(("127.0.0.1", 0)) as listener:
+        with listen("127.0.0.1", 0) as listener:
             port = listener.getsockname()[1]
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             try:

@@ -84,6 +84,12 @@ def orchestrator(context: typer.Context) -> None:
     _become("orchestrator", context.args)
 
 
+@app.command(context_settings=PASS_THROUGH)
+def openai(context: typer.Context) -> None:
+    """Answer OpenAI's clients over HTTP. See [bold]outrider openai --help[/bold]."""
+    _become("openai_svc", context.args)
+
+
 @app.command()
 def up(
     target: Annotated[
@@ -101,9 +107,17 @@ def up(
         Literal["bfloat16", "float32"], typer.Option(help="Element type of both models.")
     ] = "bfloat16",
     device: Device = "cpu",
+    openai_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port for OpenAI's clients, 0: a free one; without it there is none.",
+            min=0,
+            max=65535,
+        ),
+    ] = None,
 ) -> None:
     """Start verifier, drafter and orchestrator on this machine; Ctrl-C stops them."""
-    run_up(UpOptions(target, draft, lookup_only, port, dtype, device))
+    run_up(UpOptions(target, draft, lookup_only, port, dtype, device, openai_port))
 
 
 @app.command()
