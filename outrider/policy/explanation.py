@@ -81,7 +81,8 @@ def _in_words(condition: Condition) -> str:
 
 
 def _outcome(decision: Decision) -> Iterator[str]:
-    yield f"speculation: {decision.speculation.value} ({decision.reason})"
+    value, reason = decision.speculation.value, decision.reason
+    yield f"speculation: {value}" + (f" ({reason})" if reason != value else "")
     if decision.narrowed:
         yield f"not as the request asked: {', '.join(decision.narrowed)}"
     yield f"acceptance rule of sampled tokens: {decision.rule.value}"
@@ -97,10 +98,8 @@ def _outcome(decision: Decision) -> Iterator[str]:
     else:
         yield f"draft tokens: {decision.length}"
     yield f"wait for drafts: up to {chosen.draft_wait_ms:g} ms; outcomes: {chosen.max_outcomes}"
-    if chosen.min_agreement is not None:
-        limits = chosen.min_agreement
+    fallbacks, limits = chosen.fallbacks, chosen.min_agreement
+    if limits is not None:
         rates = f"below {limits.rate:g} of draft tokens accepted, back from {limits.resume_rate:g}"
-        yield f"stops {rates}"
-    after = chosen.fallbacks
-    low, errors = after.low_agreement.value, after.errors.value
-    yield f"then: low agreement {low}, errors {errors}"
+        yield f"stops {rates}; meanwhile {fallbacks.low_agreement.value}"
+    yield f"after an error: {fallbacks.errors.value}"

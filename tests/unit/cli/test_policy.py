@@ -70,7 +70,7 @@ def test_explain_shows_rule_by_rule(policy: str, tmp_path: Path):
     assert second == (
         "class short: yes: metadata.x-class is chat; models is toy; prompt_tokens is 3"
     )
-    assert third == "speculation: on (on)"
+    assert third == "speculation: on"
     assert "not as the request asked: num_draft_tokens" in rest
     assert "draft tokens: 4" in rest
     told = json.loads(invoke("explain", asked, "--policy", policy, "--json").output)
