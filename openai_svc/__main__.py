@@ -24,7 +24,7 @@ from outrider.serving.settings import parse_settings
 async def open_front_door(settings: FrontDoorSettings) -> None:
     """Serve until a signal, whether or not the orchestrator is there yet."""
     async with serving_metrics(settings) as registry, Client(settings.orchestrator) as client:
-        door = FrontDoor(client, settings.timeout_s)
+        door = FrontDoor(client, settings.timeout_s, settings.forward_header)
         await serve(Observed(door.app, registry), settings)
 
 

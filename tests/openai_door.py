@@ -1,7 +1,7 @@
 """The OpenAI front door in this process, on a free port of loopback."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import uvicorn
@@ -15,10 +15,12 @@ from outrider.client import Client
 
 
 @asynccontextmanager
-async def front_door(orchestrator: str, *, timeout_s: float = 50.0) -> AsyncIterator[str]:
+async def front_door(
+    orchestrator: str, *, timeout_s: float = 50.0, forwarded: Sequence[str] = ()
+) -> AsyncIterator[str]:
     """Serve what an orchestrator generates; yield http://host:port."""
     async with Client(orchestrator) as client:
-        app = Observed(FrontDoor(client, timeout_s).app, CollectorRegistry())
+        app = Observed(FrontDoor(client, timeout_s, forwarded).app, CollectorRegistry())
         server = Server(
             uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5)
         )

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from outrider.errors import InvalidField
 from outrider.sampling import AcceptanceRule, SamplingParams
+from outrider.serving.request_id import request_id_metadata
 from outrider.v1 import generation_pb2 as pb
 
 RULES = {
@@ -98,6 +99,12 @@ def _message(index: int, message: Message) -> pb.ChatMessage:
 def to_json(value: object) -> str:
     """Write a value as templates shall read it back: in its own order, every character as it is."""
     return json.dumps(value, ensure_ascii=False)
+
+
+def call_metadata(request_id: str, metadata: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a call; without a request id the server makes one."""
+    named = request_id_metadata(request_id) if request_id else ()
+    return (*metadata.items(), *named)
 
 
 def tokenize_request(prompt: str | Sequence[Message], model: str) -> pb.TokenizeRequest:
