@@ -12,11 +12,11 @@ from hashlib import blake2b
 from orchestrator.acceptance_estimate import SequenceAcceptance
 from orchestrator.estimates import Lane
 from orchestrator.expected_rate import expected_rates, rates_by_margin
-from orchestrator.off_switch import MIN_GAIN
 from orchestrator.policy import AutoLength, SpeculationPlan
 from orchestrator.pressure import Pressure
 from orchestrator.verdict import Verdict
 from outrider.draft import Draft
+from outrider.gain import MIN_GAIN, best_length
 
 START = 4  # before anything is known, and where drafts are tried again
 NUM_WARM_UP = 8  # cycles of a source, of all requests, before its estimates are used
@@ -146,7 +146,7 @@ class DraftLength:
             if draft.logit_margins and not self.plan.uses_drafts_whole:
                 source.margins.observe(draft.logit_margins, num_accepted)
         if source.switch.is_off and not self.num_tries_left:
-            source.switch.note(_best(self._rates(min(START, self.limit)))[1])
+            source.switch.note(best_length(self._rates(min(START, self.limit)))[1])
 
     def trim(self, draft: Draft) -> Draft:
         """Cut a chain where its margins say that the rest is not worth its rows.
@@ -204,7 +204,7 @@ class DraftLength:
     def _best_choice(self, cycle: int, reach: int) -> Choice:
         """Return the length to stay with; one that is not 0 pays."""
         rates = self._rates(reach)
-        best, gain = _best(rates)
+        best, gain = best_length(rates)
         switch = self.lane.source.switch
         switch.note(gain)
         if switch.is_off:
@@ -241,9 +241,3 @@ class DraftLength:
             return None
         tried = 0 if drawn < share / 2 else longer
         return Choice(choice.cycle, tried, Reason.EXPLORED, choice.gain)
-
-
-def _best(rates: list[float]) -> tuple[int, float]:
-    """Return the most promising length but 0, and its gain over 0."""
-    best = max(range(1, len(rates)), key=rates.__getitem__)
-    return best, rates[best] / rates[0]
