@@ -105,6 +105,7 @@ def generate_request(
     num_draft_tokens: int | None = None,
     acceptance_rule: AcceptanceRule | None = None,
     trace_top_ids: int = 0,
+    report_costs: bool = False,
     cache_salt: str = "",
     priority: int = 0,
 ) -> pb.GenerateRequest:
@@ -116,6 +117,8 @@ def generate_request(
         request.speculation.acceptance_rule = RULES[acceptance_rule]
     if trace_top_ids:
         request.speculation.trace_top_ids = trace_top_ids
+    if report_costs:
+        request.speculation.report_costs = True
     if target_only or sources or num_draft_tokens is not None:
         request.speculation.target_only = target_only
         request.speculation.sources.extend(sources)
