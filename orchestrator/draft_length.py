@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from orchestrator.acceptance_estimate import SequenceAcceptance
+from orchestrator.agreement import Agreement
 from orchestrator.estimates import Lane
 from orchestrator.expected_rate import expected_rates, rates_by_margin
 from orchestrator.policy import AutoLength, SpeculationPlan
@@ -37,6 +38,7 @@ class Reason(enum.Enum):
     SWITCHED_OFF = "switched_off"  # no draft of the source has paid for anyone
     PROBE = "probe"  # switched off, tried again
     EXPLORED = "explored"  # tried so that estimates stay true
+    LOW_AGREEMENT = "low_agreement"  # too few draft tokens of the class were accepted
     SHORTENED = "pressure_shortened"
     STOPPED = "pressure_stopped"
     GAVE_WAY = "gave_way"  # to requests of a higher priority
@@ -80,6 +82,8 @@ class DraftLength:
     pressure: Callable[[], Pressure] = lambda: Pressure.NONE
     most_tokens: Callable[[], int | None] = lambda: None
     """The longest draft that others allow; None: any."""
+    agreement: Agreement | None = None
+    """What the request's class has seen of the source; None: any is enough."""
     own: SequenceAcceptance = field(default_factory=SequenceAcceptance)
     present: int | None = None
     """The length that choices stay with; None before the first."""
@@ -92,21 +96,17 @@ class DraftLength:
     def choose(self, cycle: int) -> Choice:
         """Return the choice of a cycle, the same however often it is asked for."""
         if self._choice is None or self._choice.cycle != cycle:
-            schedule = self.plan.num_draft_tokens
-            if isinstance(schedule, AutoLength):
-                choice = self._decide(cycle, min(schedule.max_draft_tokens, self.limit))
-                self.lane.source.note_choice(choice.num_tokens, choice.gain)
-            else:
-                choice = Choice(cycle, schedule(cycle), Reason.FIXED)
+            choice = self._disagreed(cycle) or self._planned(cycle)
             most = self.most_tokens()
             if most is not None and choice.num_tokens > most:
                 choice = Choice(cycle, most, Reason.GAVE_WAY, choice.gain)
             self._choice = choice
         return self._choice
 
-    def bind(self, lane: Lane, limit: int) -> None:
+    def bind(self, lane: Lane, limit: int, agreement: Agreement | None = None) -> None:
         """Choose for another drafter from the next choice on."""
         self.lane, self.limit, self._was_asked = lane, max(limit, 1), False
+        self.agreement = agreement
 
     def max_wait_s(self, choice: Choice) -> float | None:
         """Return how long a draft may be waited for and still pay if all of it is accepted.
@@ -145,6 +145,10 @@ class DraftLength:
             self.own.observe(num_accepted, len(draft))
             if draft.logit_margins and not self.plan.uses_drafts_whole:
                 source.margins.observe(draft.logit_margins, num_accepted)
+        if self.agreement is not None and draft.num_proposed:
+            self.agreement.observe(num_accepted, draft.num_proposed)
+            if not (self.agreement.switch.is_off and self.num_tries_left):
+                self.agreement.judge()
         if source.switch.is_off and not self.num_tries_left:
             source.switch.note(best_length(self._rates(min(START, self.limit)))[1])
 
@@ -169,9 +173,38 @@ class DraftLength:
     def _rates(self, longest: int) -> list[float]:
         return expected_rates(self.lane, self.own, longest)
 
+    def _disagreed(self, cycle: int) -> Choice | None:
+        """Return no draft, or a try now and then, while the class disagrees with the source."""
+        if self.agreement is None or not self.agreement.switch.is_off:
+            return None
+        schedule, tried = self.plan.num_draft_tokens, START
+        if not isinstance(schedule, AutoLength):
+            tried = min(START, schedule(cycle))
+        if self.num_tries_left:
+            self.num_tries_left -= 1
+            return Choice(cycle, min(tried, self.limit), self.tried)
+        if self.pressure() is Pressure.NONE and self.agreement.switch.grants_probe():
+            self.agreement.refresh()
+            self.num_tries_left, self.tried = NUM_TRIED - 1, Reason.PROBE
+            return Choice(cycle, min(tried, self.limit), Reason.PROBE)
+        return Choice(cycle, 0, Reason.LOW_AGREEMENT)
+
+    def _planned(self, cycle: int) -> Choice:
+        schedule = self.plan.num_draft_tokens
+        if isinstance(schedule, AutoLength):
+            choice = self._decide(cycle, min(schedule.max_draft_tokens, self.limit))
+            self.lane.source.note_choice(choice.num_tokens, choice.gain)
+            return choice
+        choice = Choice(cycle, schedule(cycle), Reason.FIXED)
+        return choice if self.plan.pressure is None else self._pressed(choice, self.pressure())
+
     def _decide(self, cycle: int, limit: int) -> Choice:
         pressure = self.pressure()
         choice = self._unpressed(cycle, limit, may_try=pressure is Pressure.NONE)
+        return self._pressed(choice, pressure)
+
+    def _pressed(self, choice: Choice, pressure: Pressure) -> Choice:
+        cycle = choice.cycle
         if pressure is Pressure.NONE or not choice.num_tokens:
             return choice
         if pressure is Pressure.STOP:

@@ -3,28 +3,36 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import structlog
 
 from orchestrator.admission import Admission
+from orchestrator.agreement import Agreement
 from orchestrator.board import DraftBoard
-from orchestrator.decode import Cycle, decode
+from orchestrator.decode import Cycle, Drafts, decode
 from orchestrator.draft_lease import GrpcDraftLease
 from orchestrator.draft_length import DraftLength
 from orchestrator.drafting import Drafting
 from orchestrator.estimates import Lane
+from orchestrator.policy import SpeculationPlan
 from orchestrator.pressure import Pressure, pressure
 from orchestrator.receipt import BlockResult, Stats
 from orchestrator.request import Request
 from orchestrator.sequence import Event, Sequence, State
+from orchestrator.shadow import OutputShadow, PassShadow, ShadowRecord
 from orchestrator.transcript import Transcript
 from orchestrator.verification import LeasedVerification
 from orchestrator.worker import Worker
 from orchestrator.workers import WorkerPool
 from outrider import sources
+from outrider.errors import OutriderError
 from outrider.lookup.ngram import NgramIndex
+from outrider.policy import ON, PressureLimits
+from outrider.sampling import Mode
 from outrider.text import StopMatcher
 
 log = structlog.get_logger()
@@ -51,6 +59,13 @@ class Generation:
     num_discarded_tokens: int = 0
     was_admitted: bool = False
     was_cancelled: bool = False
+    failure: OutriderError | None = None
+    """What the client was told where the request failed."""
+    shadow: ShadowRecord | None = None
+    """What drafts would have done, where they are only judged."""
+    logprobs: list[Any] = field(default_factory=list)
+    """Of every output token, where the request asked, as the verifiers told them."""
+    prompt_logprobs: Seq[Any] = ()
     pinned_drafter: Worker | None = None
     """The only drafter to be used; None leaves the choice to the pool."""
     _board: DraftBoard = field(default_factory=DraftBoard)
@@ -87,17 +102,23 @@ class Generation:
                 verification = LeasedVerification(
                     self.request, self.pool, self.stats, self.timeout_s
                 )
-                drafting = self._drafting(admission)
+                drafting = self._drafts(admission)
                 try:
                     steps = decode(
                         self.sequence, verification, drafting, self._transcript(), self.stats
                     )
                     with right_of_way.hold(request.target.key, request.priority):
                         async for cycle in steps:
+                            self._keep_logprobs(cycle)
                             self.stats.ttft_ms = self.stats.ttft_ms or self.elapsed_ms
                             yield cycle
                 finally:
                     self._close(verification, drafting)
+
+    def _keep_logprobs(self, cycle: Cycle) -> None:
+        tokens = cycle.delivery.tokens
+        self.logprobs += [each.logprobs for each in tokens if each.logprobs is not None]
+        self.prompt_logprobs = self.prompt_logprobs or cycle.verdict.prompt_logprobs
 
     @contextmanager
     def _observed(self) -> Iterator[None]:
@@ -107,10 +128,13 @@ class Generation:
         except (asyncio.CancelledError, GeneratorExit):
             self.was_cancelled = True
             raise
+        except OutriderError as error:
+            self.failure = error
+            raise
         finally:
             self.observe(self)
 
-    def _close(self, verification: LeasedVerification, drafting: Drafting) -> None:
+    def _close(self, verification: LeasedVerification, drafting: Drafts) -> None:
         """Close the leases and keep what they counted."""
         if self.sequence.state is not State.FINISHED:
             self.sequence.apply(Event.ABORT)
@@ -118,18 +142,48 @@ class Generation:
         drafting.close()
         self._release_drafter()
         self.num_ledger_heals = verification.num_heals + drafting.num_heals
-        self.num_discarded_tokens = self._board.num_discarded_tokens
-        self.stats.note_blocks(BlockResult.STALE, self._board.num_stale_blocks)
+        drafted = self.stats if self.shadow is None else self.shadow.stats
+        drafted.note_blocks(BlockResult.STALE, self._board.num_stale_blocks)
+        if self.shadow is None:
+            self.num_discarded_tokens = self._board.num_discarded_tokens
         self._log_finished()
 
-    def _drafting(self, admission: Admission) -> Drafting:
+    def _drafts(self, admission: Admission) -> Drafts:
+        """Return what drafts for the request, or beside it where drafts are only judged."""
+        request = self.request
+        if not request.plan.is_shadowed:
+            return self._drafting(admission, request.plan, self.stats)
+        plan = replace(request.plan, decision=ON)
+        if request.mode is Mode.RATIO:
+            self.shadow = ShadowRecord("pass")
+            plan = replace(plan, draft_wait_s=0.0)
+            drafting = self._drafting(admission, plan, self.shadow.stats)
+            return PassShadow(
+                drafting, self.shadow, drafting.length.pressure, plan.shadow.max_slowdown
+            )
+        self.shadow = ShadowRecord("output")
+        return OutputShadow(
+            self._drafting(admission, plan, self.shadow.stats),
+            self.shadow,
+            replace(self.sequence),
+            request.target.identity.vocab_size,
+            self.pool.max_draft_tokens(request.target),
+        )
+
+    def _drafting(self, admission: Admission, plan: SpeculationPlan, stats: Stats) -> Drafting:
         request, estimates = self.request, self.pool.estimates
-        plan, target = request.plan, request.target.key
+        target = request.target.key
         verify = estimates.verify(target)
+        limits = plan.pressure or PressureLimits()
 
         def present_pressure() -> Pressure:
-            waiting = admission.num_waiting / admission.max_running
-            return pressure(verify.queue_share.value, verify.pool_usage, waiting)
+            return pressure(
+                limits,
+                queue_share=verify.queue_share.value,
+                kv_usage=verify.pool_usage,
+                waiting_per_slot=admission.num_waiting / admission.max_running,
+                rows_in_pass=verify.own_rows.value + verify.other_rows.value,
+            )
 
         def most_tokens() -> int | None:
             return self.pool.right_of_way.most_tokens(target, request.priority, verify)
@@ -139,14 +193,16 @@ class Generation:
             return DraftLength(plan, request.request_id, lane, limit, present_pressure, most_tokens)
 
         self._length = length(Lane(verify))
+        lookup = length(estimates.lane(target, "", sources.LOOKUP))
+        lookup.agreement = self._agreement(sources.LOOKUP)
         return Drafting(
             plan=plan,
             board=self._board,
-            stats=self.stats,
+            stats=stats,
             open_lease=self._open_draft_lease,
             clock=self.clock,
             length=self._length,
-            lookup_length=length(estimates.lane(target, "", sources.LOOKUP)),
+            lookup_length=lookup,
             index=NgramIndex() if plan.lookup else None,
         )
 
@@ -168,7 +224,7 @@ class Generation:
         self._release_drafter()
         request = self.request
         worker = self.pinned_drafter or self.pool.choose_drafter(
-            request.target, request.plan.sources
+            request.target, request.plan.sources, request.plan.drafters
         )
         if worker is None:
             return None
@@ -177,10 +233,15 @@ class Generation:
         source = worker.source_of(request.plan.sources)
         lane = self.pool.estimates.lane(request.target.key, worker.address, source)
         limit = self.pool.max_draft_tokens(request.target, worker)
-        self._length.bind(lane, limit)
+        self._length.bind(lane, limit, self._agreement(source))
         return GrpcDraftLease.open(
             worker, self.sequence, request, self._board, self.timeout_s(), lane.draft
         )
+
+    def _agreement(self, source: str) -> Agreement | None:
+        """Return what the request's class has seen of a source, where it minds."""
+        plan, target = self.request.plan, self.request.target.key
+        return self.pool.agreements.of(target, plan.class_name, source, plan.min_agreement)
 
     def _release_drafter(self) -> None:
         if self._holds_drafter and self.drafter is not None:

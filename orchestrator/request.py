@@ -1,23 +1,33 @@
 """A request that passed admission: every field checked, tokenised once."""
 
 import secrets
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
-from orchestrator.policy import Policy, SpeculationOptions, SpeculationPlan
+from orchestrator.policy import SpeculationPlan, plan_of
 from orchestrator.workers import Target
 from outrider.errors import InvalidField
 from outrider.identity import IdentityDigests
+from outrider.policy import (
+    MAX_PRIORITY,
+    Decision,
+    Policy,
+    SpeculationOptions,
+    Traits,
+    decide,
+    declared_metadata,
+    features_of,
+)
 from outrider.sampling import Mode, SamplingParams
 
 MAX_SALT_CHARACTERS = 256
 MAX_MESSAGES = 1024
-MAX_PRIORITY = 100
+NO_METADATA: Mapping[str, str | bytes] = MappingProxyType({})
 # Parameters that are read but not built yet, with the value that changes nothing.
 NOT_SERVED: dict[str, object] = {
     "n": 1,
-    "logprobs": None,
-    "prompt_logprobs": None,
     "include_stop_str_in_output": False,
     "truncate_prompt_tokens": None,
     "constraint": None,
@@ -63,6 +73,14 @@ class Request:
     plan: SpeculationPlan
     cache_salt: str
     priority: int = 0
+    arrived_at_s: float = field(default_factory=time.time)
+    """Unix time."""
+    decision: Decision | None = None
+    """What the plan was made from; None: it is no client's request."""
+    traits: Traits = Traits()
+    """What the policy saw of it."""
+    options: SpeculationOptions = SpeculationOptions()
+    """What the client asked of speculation."""
 
     @property
     def mode(self) -> Mode:
@@ -87,8 +105,12 @@ def admit(
     cache_salt: str,
     policy: Policy,
     priority: int = 0,
+    metadata: Mapping[str, str | bytes] = NO_METADATA,
+    has_tools: bool = False,
 ) -> Request:
     """Check what a client sent and fill in what it left open.
+
+    ``metadata`` came with the call; ``has_tools`` tells of tools in the prompt.
 
     Raises: InvalidField naming field and limit; IdentityMismatch if the expected digests differ.
     """
@@ -99,15 +121,33 @@ def admit(
     if abs(priority) > MAX_PRIORITY:
         limit = f"outside [{-MAX_PRIORITY}, {MAX_PRIORITY}]"
         raise InvalidField("priority", f"{priority} is {limit}")
+    arrived_at_s = time.time()
     prompt_ids = _tokenise(prompt, target)
+    resolved = _resolve(sampling, target, len(prompt_ids))
+    is_traced = bool(speculation.num_traced_ids)
+    traits = Traits(
+        model=target.identity.name,
+        is_greedy=sampling.is_greedy,
+        temperature=sampling.temperature,
+        num_prompt_tokens=len(prompt_ids),
+        max_tokens=resolved.max_tokens,
+        priority=priority,
+        features=features_of(sampling, has_tools=has_tools, is_traced=is_traced),
+        metadata=declared_metadata(policy, metadata),
+    )
+    decision = decide(policy, traits, speculation, request_id)
     return Request(
         request_id=request_id,
         target=target,
         prompt_ids=prompt_ids,
-        sampling=_resolve(sampling, target, len(prompt_ids)),
-        plan=policy.plan(speculation),
+        sampling=resolved,
+        plan=plan_of(decision, num_traced_ids=speculation.num_traced_ids),
         cache_salt=cache_salt,
         priority=priority,
+        arrived_at_s=arrived_at_s,
+        decision=decision,
+        traits=traits,
+        options=speculation,
     )
 
 

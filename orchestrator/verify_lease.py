@@ -6,7 +6,7 @@ One open stream to one verifier for one sequence, kept in step by the KV ledger.
 import asyncio
 import enum
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 
@@ -76,6 +76,8 @@ class VerifyLease:
     incarnation: str
     """Of the verifier whose identity was judged."""
     num_traced_ids: int = 0
+    score_only: bool = False
+    """Drafts are judged and never used."""
     max_feature_layer: int | None = None
     """The largest layer that the verifier gives hidden states of; None: it gives none."""
     ledger: KVLedger = field(default_factory=KVLedger)
@@ -96,9 +98,12 @@ class VerifyLease:
         timeout_s: float | None,
     ) -> "VerifyLease":
         """Start the stream; ``timeout_s`` is what the client's deadline leaves."""
+        sampling = request.sampling
+        if sequence.cycle:  # those of the prompt have been told
+            sampling = replace(sampling, prompt_logprobs=None)
         opening = verifier_pb2.VerifyOpen(
             sequence_id=sequence.sequence_id,
-            sampling=request.sampling.to_proto(),
+            sampling=sampling.to_proto(),
             mode=request.mode.value,
             ratio_rule=RATIO_RULES[request.plan.rule],
             seed=request.sampling.key,
@@ -116,6 +121,7 @@ class VerifyLease:
             worker.step_time,
             worker.identity.incarnation,
             request.plan.num_traced_ids,
+            request.plan.is_shadowed,
             worker.max_feature_layer,
         )
 
@@ -148,6 +154,7 @@ class VerifyLease:
         self.features.take()
         if draft:
             step.draft.CopyFrom(draft.to_proto())
+            step.score_only = self.score_only
         self.sent_at = time.monotonic()
         self.num_sent = len(step.token_ids) + len(draft)
         patience_s = self.step_time.timeout_s(self.num_sent)
@@ -227,9 +234,13 @@ class VerifyLease:
         elapsed_s = time.monotonic() - self.sent_at
         self.step_time.observe(self.num_sent - verdict.cached_tokens, elapsed_s)
         nodes = tuple(verdict.accepted_nodes)
+        scored = tuple(verdict.scored_nodes) if draft and self.score_only else None
         origin = ORIGINS.get(verdict.next_token_kind)
-        if not draft.has_path(nodes) or origin is None:
+        fits = draft.has_path(nodes) if scored is None else draft.has_path(scored) and not nodes
+        if not fits or origin is None:
             raise VerifierLost("verifier sent a verdict that does not fit the draft")
+        if self.opening.sampling.HasField("logprobs") and len(verdict.logprobs) != len(nodes) + 1:
+            raise VerifierLost("verifier sent a verdict without its log probabilities")
         self.ledger.expect(len(sequence) + len(nodes))
         self.ledger.observe(verdict.cache_length)
         load = verdict.load
@@ -253,6 +264,9 @@ class VerifyLease:
             no_room_for_draft=verdict.no_room_for_draft,
             continuations=verdict.continuations if verdict.HasField("continuations") else None,
             features=StepFeatures(self.asked_layers, self.features.take()),
+            logprobs=tuple(verdict.logprobs),
+            prompt_logprobs=tuple(verdict.prompt_logprobs),
+            scored_nodes=scored,
         )
 
     async def _lost(self, error: BaseException | None) -> VerifierLost:

@@ -1,7 +1,7 @@
 """One verification: a job of the engine, and the head that decides all jobs of a pass at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -12,10 +12,12 @@ from outrider.distribution import RowSampling
 from outrider.engine import Finished, JobInput, SequenceCache, stacked_logits
 from outrider.explanation import StepTrace, explain
 from outrider.features import Features
+from outrider.logprobs import TokenLogprobs, token_logprobs
 from outrider.proposed import Proposed
 from outrider.sampling import AcceptanceRule, Mode, SamplingParams
 from outrider.sampling_state import SamplingState
 from outrider.tree import TreeLayout
+from verifier_svc.scoring import PromptScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +47,23 @@ class Verification:
     num_traced_ids: int = 0
     num_continuations: int = 0
     feature_layers: tuple[int, ...] = ()
+    score_only: bool = False
+    """The draft is judged, and what is committed is what the step gives without it."""
     priority: int = 0
+    prompt_score: PromptScore | None = None
+    """What was worked out of the prompt before, in the same step."""
     done: bool = False
     next: JobInput | None = None
     decision: Decision | None = None
+    """On what is committed."""
+    scored_nodes: tuple[int, ...] = ()
+    """With ``score_only``: what would have been accepted."""
     trace: StepTrace | None = None
     continuations: Continuations | None = None
     features: Features | None = None
     """Of the positions that were computed and committed."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of what is committed, where the sequence asks for them."""
     finished: Finished | None = None
     dropped: str = ""
     """Why the step's draft was left out."""
@@ -77,8 +88,10 @@ class Verification:
 
     @property
     def proposes(self) -> bool:
-        """False without a draft, or with one of probes alone."""
-        return any(map(self.proposed.may_accept, range(len(self.draft_token_ids))))
+        """False without a draft that may be accepted, or with one of probes alone."""
+        return not self.score_only and any(
+            map(self.proposed.may_accept, range(len(self.draft_token_ids)))
+        )
 
     @property
     def is_accepted_whole(self) -> bool:
@@ -137,6 +150,16 @@ class VerificationHead:
 
     def __call__(self, finished: list[Finished]) -> None:
         """Decide; runs on the engine's thread."""
+        decisive = []
+        for entry in finished:
+            if isinstance(entry.job, PromptScore):
+                entry.job.take(entry, self.vocab_size)
+            else:
+                decisive.append(entry)
+        if decisive:
+            self._decide(decisive)
+
+    def _decide(self, finished: list[Finished]) -> None:
         jobs: list[Verification] = [entry.job for entry in finished]  # type: ignore[misc]
         requests = [
             ChainRequest(
@@ -154,10 +177,11 @@ class VerificationHead:
         decisions = verify_batch(
             requests, logits, vocab_size=self.vocab_size, head_size=self.head_size
         )
+        self._take_scores(jobs, finished, requests, decisions)
         for job, entry, request, decision in zip(jobs, finished, requests, decisions, strict=True):
             if job.num_traced_ids:
                 job.trace = explain(
-                    entry.logits,
+                    entry.logits[: len(request.rows)],
                     request,
                     decision,
                     num_ids=job.num_traced_ids,
@@ -170,5 +194,46 @@ class VerificationHead:
                 job.continuations = Continuations(rows, top.cpu().numpy())
             if job.feature_layers:
                 job.features = committed_features(entry, job.base, decision.accepted_nodes)
+            job.logprobs = self._logprobs(job, entry.logits, decision)
             job.settle(decision)
             job.decision, job.finished, job.done = decision, entry, True
+
+    def _take_scores(
+        self,
+        jobs: Sequence[Verification],
+        finished: Sequence[Finished],
+        requests: list[ChainRequest],
+        decisions: list[Decision],
+    ) -> None:
+        """Note what was decided on drafts that are only judged, and put in its place what the same
+        steps without a draft come to: the first of their rows has the same logits, and with the
+        same cycle the same noise.
+        """
+        scored = [index for index, job in enumerate(jobs) if job.score_only]
+        if not scored:
+            return
+        for index in scored:
+            jobs[index].scored_nodes = decisions[index].accepted_nodes
+            requests[index] = replace(
+                requests[index], proposed=Proposed(), rows=requests[index].rows[:1]
+            )
+        plain = verify_batch(
+            [requests[index] for index in scored],
+            torch.cat([finished[index].logits[:1] for index in scored]),
+            vocab_size=self.vocab_size,
+            head_size=self.head_size,
+        )
+        for index, decision in zip(scored, plain, strict=True):
+            decisions[index] = decision
+
+    def _logprobs(
+        self, job: Verification, logits: torch.Tensor, decision: Decision
+    ) -> list[TokenLogprobs]:
+        """Return those of the accepted tokens and of the one that follows; none if not wanted."""
+        num_top = job.law.sampling.logprobs
+        if num_top is None:
+            return []
+        nodes = decision.accepted_nodes
+        ids = [*(job.draft_token_ids[node] for node in nodes), decision.next_token_id]
+        rows = logits[[0, *(node + 1 for node in nodes)]]
+        return token_logprobs(rows, ids, num_top=num_top, vocab_size=self.vocab_size)

@@ -7,7 +7,6 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from orchestrator.policy import Policy, SpeculationOptions
 from orchestrator.request import (
     MAX_MESSAGES,
     MAX_SALT_CHARACTERS,
@@ -21,6 +20,7 @@ from orchestrator.request import (
 from orchestrator.workers import Target
 from outrider.errors import IdentityMismatch, InvalidField
 from outrider.identity import IdentityDigests, ModelIdentity, Numerics, TokenizerFiles
+from outrider.policy import SpeculationOptions, policy_of_flags
 from outrider.sampling import Mode, SamplingParams
 from outrider.text import TextCodec
 
@@ -79,7 +79,7 @@ def request(
         speculation=speculation or SpeculationOptions(),
         expected=expected or IdentityDigests(),
         cache_salt=cache_salt,
-        policy=Policy(),
+        policy=policy_of_flags(),
     )
 
 

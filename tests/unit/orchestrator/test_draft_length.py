@@ -17,9 +17,10 @@ from orchestrator.draft_length import (
 )
 from orchestrator.estimates import Average, Lane
 from orchestrator.off_switch import NUM_BEFORE_OFF
-from orchestrator.policy import ON, AutoLength, ConstantLength, SpeculationPlan
+from orchestrator.policy import AutoLength, ConstantLength, SpeculationPlan
 from orchestrator.pressure import Pressure
 from outrider.draft import Draft
+from outrider.policy import ON
 from outrider.sampling import AcceptanceRule
 from tests.unit.orchestrator.test_estimates import verdict
 
