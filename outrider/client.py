@@ -1,6 +1,6 @@
 """A Python client of the orchestrator, for programs and for the command line."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -58,11 +58,16 @@ class Client:
         await self._channel.close()
 
     async def stream(
-        self, request: pb.GenerateRequest, *, timeout_s: float | None = None, request_id: str = ""
+        self,
+        request: pb.GenerateRequest,
+        *,
+        timeout_s: float | None = None,
+        request_id: str = "",
+        metadata: Mapping[str, str] | None = None,
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Yield chunks as they come, then the completion."""
-        metadata = request_id_metadata(request_id) if request_id else None
-        call = self.stub.Generate(request, timeout=timeout_s, metadata=metadata)
+        sent = [*(metadata or {}).items(), *(request_id_metadata(request_id) if request_id else ())]
+        call = self.stub.Generate(request, timeout=timeout_s, metadata=sent)
         try:
             async for response in call:
                 yield response

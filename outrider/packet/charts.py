@@ -23,7 +23,7 @@ PARTS = {
     "draft_ms": ("waiting for drafts", "#d98b87"),
     "scheduling_ms": ("scheduling", "#8a8f98"),
 }
-STYLE: Mapping[str, Any] = {
+STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: it can be read, searched and scaled
     "svg.hashsalt": "outrider",  # the same figures give the same file
     "font.family": "sans-serif",
@@ -42,7 +42,7 @@ STYLE: Mapping[str, Any] = {
 
 def latency_chart(groups: Mapping[str, Groups], baseline: Mapping[str, Groups]) -> str:
     """Every completed request by its arrival, and how latencies are spread, class by class."""
-    with matplotlib.rc_context(dict(STYLE)):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 1.0 + 2.0 * max(len(groups), 1)), layout="constrained")
         axes = figure.subplots(max(len(groups), 1), 3, squeeze=False)
         began_s = min(
@@ -79,7 +79,7 @@ def latency_chart(groups: Mapping[str, Groups], baseline: Mapping[str, Groups]) 
 
 def gain_chart(found: Mapping[str, Worth]) -> str:
     """The gain of every class, with its interval."""
-    with matplotlib.rc_context(dict(STYLE)):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 0.9 + 0.4 * max(len(found), 1)), layout="constrained")
         axis = figure.subplots()
         axis.axvline(1, color=DARK, linewidth=1)
@@ -98,7 +98,7 @@ def gain_chart(found: Mapping[str, Worth]) -> str:
 
 def saving_chart(found: Mapping[str, Worth]) -> str:
     """What was saved and what it cost, as shares of what the control would have taken."""
-    with matplotlib.rc_context(dict(STYLE)):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 1.3 + 0.5 * max(len(found), 1)), layout="constrained")
         axis = figure.subplots()
         axis.axvline(0, color=DARK, linewidth=1)
@@ -129,7 +129,7 @@ def saving_chart(found: Mapping[str, Worth]) -> str:
 
 def fixture_chart(found: "Mapping[AcceptanceRule, Comparison]") -> str:
     """Deviations of frequencies from exact probabilities, in parts of what is tolerated."""
-    with matplotlib.rc_context(dict(STYLE)):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 2.6), layout="constrained")
         axes = figure.subplots(1, max(len(found), 1), squeeze=False, sharey=True)[0]
         for axis, (rule, one) in zip(axes, found.items(), strict=False):

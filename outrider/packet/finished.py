@@ -49,12 +49,12 @@ class Finished:
     @property
     def later_ms(self) -> float:
         """From the first tokens to the end."""
-        return max(self.receipt.total_ms - self.receipt.ttft_ms, 0.0)
+        return max(float(self.receipt.total_ms - self.receipt.ttft_ms), 0.0)
 
     @property
     def later_verify_ms(self) -> float:
         """At the verifier meanwhile."""
-        return max(self.receipt.verify_ms - self.receipt.prefill_ms, 0.0)
+        return max(float(self.receipt.verify_ms - self.receipt.prefill_ms), 0.0)
 
     @property
     def per_token_ms(self) -> float | None:

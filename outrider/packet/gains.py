@@ -97,7 +97,7 @@ def gain(groups: Groups) -> Gain | None:
         found: Floats = rate / alone
         return found
 
-    indices = tuple(np.arange(len(side)) for side in (tokens, control_tokens))
+    indices = np.arange(len(tokens)), np.arange(len(control_tokens))
     found = bootstrap(
         indices,
         statistic,

@@ -38,6 +38,7 @@ async def test_costs_add_up_to_the_receipt(services: Cluster) -> None:
     assert sum(cost.draft_wait_ms for cost in costs) == pytest.approx(receipt.draft_ms, rel=1e-4)
     served_ms = sum(cost.queue_ms + cost.compute_ms for cost in costs)
     assert served_ms == pytest.approx(receipt.verify_ms, rel=1e-4)
+    assert costs[0].queue_ms + costs[0].compute_ms == pytest.approx(receipt.prefill_ms, rel=1e-4)
     for chunk in output.chunks:
         cost = chunk.cost
         assert cost.num_accepted_draft_tokens <= cost.num_draft_tokens <= 3
