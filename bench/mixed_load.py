@@ -264,14 +264,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--real", action="store_true", help="real models in place of sleep")
     parser.add_argument("--per-s", type=float, help="requests a second; 3 asleep, 0.5 real")
-    parser.add_argument("--span-s", type=float, help="seconds of arrivals; 40 asleep, 300 real")
+    parser.add_argument("--span-s", type=float, help="seconds of arrivals; 60 asleep, 300 real")
     parser.add_argument("--verifiers", type=int, default=2, help="verifiers that sleep")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=FOLDER)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     options.per_s = options.per_s or (0.5 if options.real else 3.0)
-    options.span_s = options.span_s or (300.0 if options.real else 40.0)
+    options.span_s = options.span_s or (300.0 if options.real else 60.0)
     raise SystemExit(asyncio.run(measure(options)))
 
 

@@ -21,6 +21,7 @@ class LoadClass:
     """By language."""
     max_tokens: tuple[int, int]
     temperature: float = 0.0
+    frequency_penalty: float = 0.0
     priority: int = 0
     sources: tuple[str, ...] = ()
     gains: bool | None = None
@@ -123,6 +124,7 @@ REAL = (
         },
         max_tokens=(48, 64),
         temperature=0.9,
+        frequency_penalty=0.3,
         sources=("eagle3",),
     ),
 )
@@ -163,6 +165,7 @@ SLEEPING = (
         prompts={"en": (_ids(USELESS_ID, 16),), "fr": (_ids(USELESS_ID, 20),)},
         max_tokens=(48, 64),
         temperature=0.9,
+        frequency_penalty=0.3,
         gains=False,
     ),
 )

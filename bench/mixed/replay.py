@@ -52,7 +52,10 @@ async def _answer(
     request = generate_request(
         [("user", prompt)] if isinstance(prompt, str) else prompt,
         SamplingParams(
-            temperature=of.temperature, max_tokens=arrival.max_tokens, seed=arrival.number
+            temperature=of.temperature,
+            frequency_penalty=of.frequency_penalty,
+            max_tokens=arrival.max_tokens,
+            seed=arrival.number,
         ),
         target_only=target_only,
         # No answer may profit of another of the same prompt: the next one is never the same.

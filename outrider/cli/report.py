@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outrider.cli.render import plain_console
 from outrider.errors import InvalidField
@@ -19,7 +20,11 @@ from outrider.packet.correctness import (
 from outrider.packet.finished import finished
 from outrider.packet.packet import Packet
 from outrider.receipts import read_receipts
+from outrider.sampling import AcceptanceRule
 from outrider.v1 import generation_pb2 as pb
+
+if TYPE_CHECKING:
+    from outrider.walkthrough import Comparison
 
 FIXTURE = "probabilities of a table of four draft tokens"
 OK, FAILED = 0, 1  # exit statuses
@@ -68,17 +73,24 @@ def _packet(options: ReportOptions) -> Packet:
     requests = finished(receipts)
     if not requests:
         raise InvalidField("--receipts", "no request in them was completed")
-    fixture, evidence = {}, []
+    fixture: dict[AcceptanceRule, Comparison] = {}
+    evidence: list[Evidence] = []
     if options.fixture:
         try:
             fixture = fixture_runs()
             evidence = [of_fixture(rule, found) for rule, found in fixture.items()]
         except ImportError as error:
-            evidence = [Evidence("fixture", FIXTURE, NOT_RUN, "", str(error))]
+            evidence.append(Evidence("fixture", FIXTURE, NOT_RUN, "", str(error)))
     for path in options.law:
         evidence += of_law_tests(path)
     for path in options.audits:
         evidence += of_audit(path)
+    for flag, kind, given in (
+        ("--law", "law tests", options.law),
+        ("--audit", "audit", options.audits),
+    ):
+        if not given:
+            evidence.append(Evidence(kind, kind, NOT_RUN, "", f"{flag} names no results"))
     facts, load = _load(options.load)
     return Packet(
         receipts=receipts,

@@ -67,6 +67,8 @@ def latency_chart(groups: Mapping[str, Groups], baseline: Mapping[str, Groups]) 
             row[0].set_ylabel(f"{name}\nwhole request, s")
             row[0].set_ylim(bottom=0)
             row[1].set_ylabel("share of requests")
+            for axis in row[1:]:
+                axis.set_ylim(0, 1.02)
         for axis, label in zip(
             axes[-1], ("arrival, s", "whole request, s", "a later token, ms"), strict=True
         ):
@@ -117,7 +119,7 @@ def saving_chart(found: Mapping[str, Worth]) -> str:
                     right -= width
             axis.plot(each.net_share, place, marker="D", color=DARK, markersize=5)
         axis.set_yticks(range(len(shown)), list(shown))
-        axis.set_ylim(len(shown) - 0.5, -0.5)
+        axis.set_ylim(max(len(shown), 1) - 0.5, -0.5)
         axis.set_xlabel("share of the time without drafts")
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         for label, color in (("passes saved", GOOD), *PARTS.values()):

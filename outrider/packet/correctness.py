@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outrider.walkthrough import Comparison
 
 PASS, FAIL, NOT_RUN = "pass", "fail", "not run"
-NUM_FIXTURE_RUNS = 20_000
+NUM_FIXTURE_RUNS = 10_000
 FIXTURE_RULES = (AcceptanceRule.REJECTION, AcceptanceRule.BLOCK)
 MAX_NAMED = 3
 
@@ -42,14 +42,16 @@ def verdict_of(evidence: Iterable[Evidence]) -> str:
     return PASS if found else NOT_RUN
 
 
-def fixture_runs() -> "dict[AcceptanceRule, Comparison]":
+def fixture_runs(
+    num_runs: int = NUM_FIXTURE_RUNS,
+) -> "dict[AcceptanceRule, Comparison]":
     """Run the table that can be followed by hand, under each rule with draft probabilities.
 
     Raises: ImportError where torch is not installed.
     """
     from outrider.walkthrough import compare
 
-    return {rule: compare(NUM_FIXTURE_RUNS, rule) for rule in FIXTURE_RULES}
+    return {rule: compare(num_runs, rule) for rule in FIXTURE_RULES}
 
 
 def of_fixture(rule: AcceptanceRule, found: "Comparison") -> Evidence:

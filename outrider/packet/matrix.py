@@ -1,6 +1,6 @@
 """Eligibility: for which kinds of requests the policy lets drafts work, and what they gained."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,7 +53,7 @@ def worth(groups: Groups) -> Worth:
     num_tokens = sum(receipt.num_draft_tokens for receipt in receipts)
     num_accepted = sum(receipt.num_accepted_draft_tokens for receipt in receipts)
     num_cycles = sum(each.num_later_cycles for each in groups.decided)
-    alone = pace(groups.control)
+    found, alone = gain(groups), pace(groups.control)
     return Worth(
         num_decided=len(receipts),
         num_control=len(groups.control),
@@ -63,8 +63,8 @@ def worth(groups: Groups) -> Worth:
         acceptance_rate=num_accepted / max(num_tokens, 1),
         mean_acceptance_length=1 + num_accepted / max(num_drafts, 1),
         num_passes_saved=sum(receipt.num_passes_saved for receipt in receipts),
-        gain=gain(groups),
-        saving=None if alone is None else saving(groups.decided, alone),
+        gain=found,
+        saving=None if found is None or alone is None else saving(groups.decided, alone),
     )
 
 
@@ -74,9 +74,11 @@ def worth_by_class(requests: Sequence[Finished]) -> dict[str, Worth]:
 
 
 def cells(requests: Sequence[Finished]) -> list[Cell]:
-    """Return the matrix: every class by every trait that takes more than one value in all."""
+    """Return the matrix: every class by every trait that tells requests apart."""
     found = []
-    for trait in _telling(requests):
+    for trait, tells in telling(requests).items():
+        if not tells:
+            continue
         for value in sorted({each.traits.get(trait, "") for each in requests}, key=_natural):
             some = [each for each in requests if each.traits.get(trait, "") == value]
             found += [
@@ -86,9 +88,16 @@ def cells(requests: Sequence[Finished]) -> list[Cell]:
     return found
 
 
-def _telling(requests: Iterable[Finished]) -> list[str]:
-    """Return the traits by name, in the order in which requests tell them."""
-    return list(dict.fromkeys(trait for each in requests for trait in each.traits))
+def telling(requests: Iterable[Finished]) -> dict[str, bool]:
+    """Return all traits, in the order in which requests tell them, and whether they take more than
+    one value; what is but another name of the class is left out."""
+    values: dict[str, set[str]] = defaultdict(set)
+    repeats: dict[str, bool] = defaultdict(lambda: True)
+    for each in requests:
+        for trait, value in each.traits.items():
+            values[trait].add(value)
+            repeats[trait] &= value == each.class_name
+    return {trait: len(found) > 1 for trait, found in values.items() if not repeats[trait]}
 
 
 def _natural(value: str) -> tuple[float, str]:

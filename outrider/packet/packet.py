@@ -9,7 +9,7 @@ from outrider.packet.correctness import FAIL, NOT_RUN, PASS, Evidence, verdict_o
 from outrider.packet.finished import Finished, Groups, by_class
 from outrider.packet.gains import Saving
 from outrider.packet.latency import Line, lines
-from outrider.packet.matrix import Cell, Worth, cells, worth_by_class
+from outrider.packet.matrix import Cell, Worth, cells, telling, worth_by_class
 from outrider.policy import ON
 from outrider.sampling import AcceptanceRule
 from outrider.v1 import generation_pb2 as pb
@@ -57,6 +57,12 @@ class Packet:
         return cells(self.requests)
 
     @cached_property
+    def alike(self) -> dict[str, str]:
+        """Traits that all requests have alike, which is why the matrix does not have them."""
+        first = self.requests[0].traits
+        return {trait: first[trait] for trait, tells in telling(self.requests).items() if not tells}
+
+    @cached_property
     def latency(self) -> list[Line]:
         """Quantiles by class."""
         return lines(self.groups, self.baseline_groups)
@@ -85,8 +91,10 @@ class Packet:
         wrong = [each for each in self.evidence if each.verdict == FAIL]
         if wrong:
             return verdict, f"{len(wrong)} failed: {', '.join(each.name for each in wrong)}"
+        missing = [each.name for each in self.evidence if each.verdict == NOT_RUN]
         num_passed = sum(each.verdict == PASS for each in self.evidence)
-        return verdict, f"{num_passed} of {len(self.evidence)} checks passed, none failed"
+        told = f"{num_passed} of {len(self.evidence)} checks passed, none failed"
+        return verdict, told + (f"; not run: {', '.join(missing)}" if missing else "")
 
     @property
     def eligibility(self) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 import outrider
 from outrider.packet.charts import fixture_chart, gain_chart, latency_chart, saving_chart
-from outrider.packet.latency import QUANTILES
+from outrider.packet.latency import BASELINE, CONTROL, DECIDED, QUANTILES, Line
 from outrider.packet.packet import Packet, as_json, is_enabled
 
 PAGE, DATA = "index.html", "data"
@@ -51,9 +51,19 @@ def render(packet: Packet) -> str:
         packet=packet,
         charts={name: Markup(chart) for name, chart in charts.items()},  # our own, not given
         is_enabled=is_enabled,
+        sides=(DECIDED, CONTROL, BASELINE) if packet.baseline else (DECIDED, CONTROL),
+        latency=_by_place(packet),
         version=outrider.__version__,
         made_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
+
+
+def _by_place(packet: Packet) -> dict[tuple[str, str], dict[str, Line]]:
+    """Return the lines of latency by class and measure, then by group."""
+    found: dict[tuple[str, str], dict[str, Line]] = {}
+    for line in packet.latency:
+        found.setdefault((line.class_name, line.measure), {})[line.group] = line
+    return found
 
 
 def _seconds(milliseconds: float) -> str:
@@ -64,8 +74,11 @@ def _percent(share: float) -> str:
     return f"{share:.0%}"
 
 
-def _counts(counts: dict[str, int]) -> str:
+def _counts(counts: Mapping[str, int]) -> str:
+    """Return names by how often, the number left out where there is but one name."""
     ordered = sorted(counts.items(), key=lambda item: -item[1])
+    if len(ordered) == 1:
+        return ordered[0][0]
     return ", ".join(f"{name} {count}" for name, count in ordered) or "none"
 
 
@@ -136,7 +149,7 @@ def _matrix(packet: Packet) -> Rows:
                 cell.class_name,
                 worth.num_decided,
                 worth.num_control,
-                _counts(dict(worth.decisions)),
+                _counts(worth.decisions),
                 _short(worth.draft_share),
                 _short(worth.mean_acceptance_length),
                 *(("", "", "") if gain is None else map(_short, (gain.value, gain.low, gain.high))),
