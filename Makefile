@@ -73,11 +73,11 @@ test: $(SETUP) $(STUBS) $(MODELS) ## Run unit, conformance and integration tests
 statistical: $(SETUP) $(STUBS) $(MODELS) ## Run the tests of sampling laws
 	$(PYTEST) -m statistical --timeout 900 tests/statistical
 
+law-results: $(SETUP) $(STUBS) $(MODELS) ## The same with results for the release packet in build/law.xml
+	$(PYTEST) -m statistical --timeout 900 --junitxml build/law.xml tests/statistical
+
 slow: $(SETUP) $(STUBS) $(MODELS) ## Run the tests that mostly wait
 	$(PYTEST) -m 'slow and not parity and not statistical and not compose' --timeout 300
-
-law-results: $(SETUP) $(STUBS) $(MODELS) ## The same, with results for the release packet in build/law.xml
-	$(PYTEST) -m statistical --timeout 900 --junitxml build/law.xml tests/statistical
 
 law-soak: $(SETUP) $(STUBS) $(MODELS) ## The same with 100,000 draws, and 20,000 requests over gRPC
 	OUTRIDER_LAW_DRAWS=100000 OUTRIDER_LAW_REQUESTS=20000 $(PYTEST) -m statistical --timeout 1800 tests/statistical

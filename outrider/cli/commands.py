@@ -24,13 +24,14 @@ from outrider.cli.pair_check import (
     run_pair_check,
 )
 from outrider.cli.render import plain_console
-from outrider.cli.report import ReportOptions, run_report
+from outrider.cli.report import run_report
 from outrider.cli.stack import StackError
 from outrider.cli.status import run_status
 from outrider.cli.trace import FIXTURE, FixtureOptions, TraceOptions, run_fixture, run_trace
 from outrider.cli.train_commands import train, write
 from outrider.cli.up import UpOptions, run_up
 from outrider.errors import InvalidField, OutriderError
+from outrider.packet.inputs import Inputs
 from outrider.sampling import AcceptanceRule, SamplingParams
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -365,16 +366,15 @@ def report(
 
     Exit status 1 if one of the three failed.
     """
-    options = ReportOptions(
+    inputs = Inputs(
         receipts=tuple(receipts),
         baseline=tuple(baseline or ()),
         audits=tuple(audit or ()),
         law=tuple(law or ()),
         load=load,
-        out=out,
         fixture=fixture,
     )
-    raise typer.Exit(run_report(options))
+    raise typer.Exit(run_report(inputs, out))
 
 
 app.command()(write)
