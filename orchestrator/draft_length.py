@@ -62,9 +62,9 @@ class Choice:
         return bool(self.num_tokens) or self.reason is not Reason.EXPLORED
 
 
-def uniform(request_id: str, cycle: int) -> float:
-    """Return a number in [0, 1) that request and cycle alone decide."""
-    digest = blake2b(f"{cycle} {request_id}".encode(), digest_size=8).digest()
+def uniform(sequence_id: str, cycle: int) -> float:
+    """Return a number in [0, 1) that sequence and cycle alone decide."""
+    digest = blake2b(f"{cycle} {sequence_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64
 
 
@@ -76,7 +76,7 @@ class DraftLength:
     """
 
     plan: SpeculationPlan
-    request_id: str = ""
+    sequence_id: str = ""
     lane: Lane = field(default_factory=Lane)
     limit: int = 1 << 16
     pressure: Callable[[], Pressure] = lambda: Pressure.NONE
@@ -99,7 +99,8 @@ class DraftLength:
             choice = self._disagreed(cycle) or self._planned(cycle)
             most = self.most_tokens()
             if most is not None and choice.num_tokens > most:
-                choice = Choice(cycle, most, Reason.GAVE_WAY, choice.gain)
+                allowed = most if most >= self._fewest else 0
+                choice = Choice(cycle, allowed, Reason.GAVE_WAY, choice.gain)
             self._choice = choice
         return self._choice
 
@@ -167,40 +168,50 @@ class DraftLength:
         ):
             return draft
         rates = rates_by_margin(self.lane, self.own, draft.logit_margins)
-        best = max(range(len(rates)), key=rates.__getitem__)
+        allowed = (0, *range(min(self._fewest, len(draft)), len(rates)))
+        best = max(allowed, key=rates.__getitem__)
         return draft.head(best) if rates[best] > MIN_GAIN * rates[len(draft)] else draft
 
     def _rates(self, longest: int) -> list[float]:
         return expected_rates(self.lane, self.own, longest)
 
+    @property
+    def _fewest(self) -> int:
+        """Tokens that a cycle asks for if it asks for any; not more than workers take."""
+        schedule = self.plan.num_draft_tokens
+        return min(schedule.min_draft_tokens, self.limit) if isinstance(schedule, AutoLength) else 1
+
     def _disagreed(self, cycle: int) -> Choice | None:
         """Return no draft, or a try now and then, while the class disagrees with the source."""
         if self.agreement is None or not self.agreement.switch.is_off:
             return None
-        schedule, tried = self.plan.num_draft_tokens, START
-        if not isinstance(schedule, AutoLength):
-            tried = min(START, schedule(cycle))
+        schedule = self.plan.num_draft_tokens
+        most = schedule.max_draft_tokens if isinstance(schedule, AutoLength) else schedule(cycle)
+        tried = min(max(START, self._fewest), most, self.limit)
         if self.num_tries_left:
             self.num_tries_left -= 1
-            return Choice(cycle, min(tried, self.limit), self.tried)
+            return Choice(cycle, tried, self.tried)
         if self.pressure() is Pressure.NONE and self.agreement.switch.grants_probe():
             self.agreement.refresh()
             self.num_tries_left, self.tried = NUM_TRIED - 1, Reason.PROBE
-            return Choice(cycle, min(tried, self.limit), Reason.PROBE)
+            return Choice(cycle, tried, Reason.PROBE)
         return Choice(cycle, 0, Reason.LOW_AGREEMENT)
 
     def _planned(self, cycle: int) -> Choice:
         schedule = self.plan.num_draft_tokens
         if isinstance(schedule, AutoLength):
-            choice = self._decide(cycle, min(schedule.max_draft_tokens, self.limit))
+            choice = self._decide(cycle, schedule)
             self.lane.source.note_choice(choice.num_tokens, choice.gain)
             return choice
         choice = Choice(cycle, schedule(cycle), Reason.FIXED)
         return choice if self.plan.pressure is None else self._pressed(choice, self.pressure())
 
-    def _decide(self, cycle: int, limit: int) -> Choice:
+    def _decide(self, cycle: int, schedule: AutoLength) -> Choice:
         pressure = self.pressure()
-        choice = self._unpressed(cycle, limit, may_try=pressure is Pressure.NONE)
+        # What a cycle may ask for beside 0.
+        lengths = range(self._fewest, min(schedule.max_draft_tokens, self.limit) + 1)
+        most_of_others = min(schedule.policy_max or lengths[-1], self.limit)
+        choice = self._unpressed(cycle, lengths, most_of_others, may_try=pressure is Pressure.NONE)
         return self._pressed(choice, pressure)
 
     def _pressed(self, choice: Choice, pressure: Pressure) -> Choice:
@@ -209,43 +220,51 @@ class DraftLength:
             return choice
         if pressure is Pressure.STOP:
             return Choice(cycle, 0, Reason.STOPPED, choice.gain)
-        return Choice(cycle, choice.num_tokens // 2, Reason.SHORTENED, choice.gain)
+        half = choice.num_tokens // 2
+        return Choice(cycle, half if half >= self._fewest else 0, Reason.SHORTENED, choice.gain)
 
-    def _unpressed(self, cycle: int, limit: int, *, may_try: bool) -> Choice:
+    def _unpressed(
+        self, cycle: int, lengths: range, most_of_others: int, *, may_try: bool
+    ) -> Choice:
         if self.num_tries_left:
             self.num_tries_left -= 1
-            return Choice(cycle, min(START, limit), self.tried)
+            return Choice(cycle, _nearest(START, lengths), self.tried)
         source = self.lane.source
         if source.switch.is_off:
-            return self._probe_or_nothing(cycle, limit, may_try=may_try)
+            return self._probe_or_nothing(cycle, lengths, may_try=may_try)
         if source.num_wanted < NUM_WARM_UP or not self.lane.verify.is_known:
-            return Choice(cycle, min(START, limit), Reason.WARM_UP)
-        # Beyond twice the longest draft that was seen the tables know too little.
-        choice = self._best_choice(cycle, min(limit, max(START, 2 * source.longest)))
+            return Choice(cycle, _nearest(START, lengths), Reason.WARM_UP)
+        choice = self._best_choice(cycle, lengths, most_of_others)
         if may_try and choice.reason is not Reason.SWITCHED_OFF:
-            return self._explored(choice, limit) or choice
+            return self._explored(choice, lengths) or choice
         return choice
 
-    def _probe_or_nothing(self, cycle: int, limit: int, *, may_try: bool) -> Choice:
+    def _probe_or_nothing(self, cycle: int, lengths: range, *, may_try: bool) -> Choice:
         self.present = None
         if may_try and self.lane.source.switch.grants_probe():
             self.lane.refresh()
             self.num_tries_left, self.tried = NUM_TRIED - 1, Reason.PROBE
-            return Choice(cycle, min(START, limit), Reason.PROBE)
+            return Choice(cycle, _nearest(START, lengths), Reason.PROBE)
         return Choice(cycle, 0, Reason.SWITCHED_OFF, self.lane.source.last_gain)
 
-    def _best_choice(self, cycle: int, reach: int) -> Choice:
+    def _best_choice(self, cycle: int, lengths: range, most_of_others: int) -> Choice:
         """Return the length to stay with; one that is not 0 pays."""
-        rates = self._rates(reach)
-        best, gain = best_length(rates)
-        switch = self.lane.source.switch
-        switch.note(gain)
-        if switch.is_off:
+        source = self.lane.source
+        # Beyond twice the longest draft that was seen the tables know too little.
+        known = max(START, 2 * source.longest)
+        reach = max(min(lengths[-1], known), lengths[0])
+        others = min(most_of_others, known)
+        rates = self._rates(max(reach, others))
+        # Whether others draft must not hang on the lengths that this request allows.
+        source.switch.note(best_length(rates[: others + 1])[1])
+        best = max(range(lengths[0], reach + 1), key=rates.__getitem__)
+        gain = rates[best] / rates[0]
+        if source.switch.is_off:
             return Choice(cycle, 0, Reason.SWITCHED_OFF, gain)
         if gain < MIN_GAIN:
             best = 0
         self.num_since_move += 1
-        present = None if self.present is None else min(self.present, reach)
+        present = self.present and min(max(self.present, lengths[0]), reach)
         if present is not None and best != present:
             promise = rates[best] / rates[present]
             if promise <= MIN_GAIN or self.num_since_move < MIN_CYCLES_BETWEEN_MOVES:
@@ -257,20 +276,24 @@ class DraftLength:
             reason = Reason.KEPT if best else Reason.NO_GAIN
         return Choice(cycle, best, reason, rates[best] / rates[0] if best else gain)
 
-    def _explored(self, choice: Choice, limit: int) -> Choice | None:
+    def _explored(self, choice: Choice, lengths: range) -> Choice | None:
         """Return another length for this cycle now and then: none, or one that is longer."""
         young = self.lane.source.num_wanted < NUM_YOUNG
         share = EXPLORE_YOUNG if young else EXPLORE
         if not choice.num_tokens:
             share /= NUM_TRIED  # one draw tries as many cycles
-        drawn = uniform(self.request_id, choice.cycle)
+        drawn = uniform(self.sequence_id, choice.cycle)
         if drawn >= share:
             return None
         if not choice.num_tokens:
             self.num_tries_left, self.tried = NUM_TRIED - 1, Reason.EXPLORED
-            return Choice(choice.cycle, min(START, limit), Reason.EXPLORED, choice.gain)
-        longer = min(2 * choice.num_tokens, limit)
+            return Choice(choice.cycle, _nearest(START, lengths), Reason.EXPLORED, choice.gain)
+        longer = _nearest(2 * choice.num_tokens, lengths)
         if drawn >= share / 2 and longer == choice.num_tokens:
             return None
         tried = 0 if drawn < share / 2 else longer
         return Choice(choice.cycle, tried, Reason.EXPLORED, choice.gain)
+
+
+def _nearest(length: int, lengths: range) -> int:
+    return min(max(length, lengths[0]), lengths[-1])

@@ -202,7 +202,7 @@ class Drafting:
         num_tokens = min(choice.num_tokens, sequence.num_remaining - len(chain) - 2)
         if num_tokens > 0:
             lane = self.length.lane
-            drawn = uniform(f"{self.length.request_id} outcomes", sequence.cycle)
+            drawn = uniform(f"{self.length.sequence_id} outcomes", sequence.cycle)
             count = num_outcomes(self.plan.max_outcomes, lane, len(chain), drawn)
             lane.source.last_outcomes = count
             await lease.advance(sequence, chain, num_tokens, max_outcomes=count)

@@ -1,4 +1,4 @@
-"""One request from admission to its receipt."""
+"""One choice of a request from admission to its receipt."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from orchestrator.admission import Admission
+from orchestrator.admission import Admission, Places
 from orchestrator.agreement import Agreement
 from orchestrator.board import DraftBoard
 from orchestrator.decode import Cycle, Drafts, decode
@@ -40,10 +40,10 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Generation:
-    """Runs one request; what it counted stays readable when it is over.
+    """Runs one sequence; what it counted stays readable when it is over.
 
     ``timeout_s`` tells what is left of the client's deadline, None without one; ``observe`` is
-    called once, when the request has ended.
+    called once, when the sequence has ended.
     """
 
     request: Request
@@ -68,14 +68,19 @@ class Generation:
     prompt_logprobs: Seq[Any] = ()
     pinned_drafter: Worker | None = None
     """The only drafter to be used; None leaves the choice to the pool."""
+    preferred_verifier: Worker | None = None
+    """The one that has read the prompt; used first, if it can be."""
+    verifier: Worker | None = None
+    """The last one that was used."""
     _board: DraftBoard = field(default_factory=DraftBoard)
     _holds_drafter: bool = False
+    _has_begun: bool = False
     _length: DraftLength = field(init=False)
 
     def __post_init__(self) -> None:
         self.began = self.clock()
         request = self.request
-        self.sequence = Sequence(request.request_id, request.prompt_ids, request.max_length)
+        self.sequence = Sequence(request.sequence_id, request.prompt_ids, request.max_length)
 
     @property
     def elapsed_ms(self) -> float:
@@ -89,18 +94,22 @@ class Generation:
             return self.sequence.end.reason.value
         return "cancelled" if self.was_cancelled else "error"
 
-    async def run(self, admission: Admission) -> AsyncGenerator[Cycle, None]:
+    async def run(
+        self, admission: Admission, places: Places | None = None
+    ) -> AsyncGenerator[Cycle, None]:
         """Yield each cycle as it is committed; leases are closed whatever happens.
+
+        ``places`` are held for the request in the queue already.
 
         Raises: ResourceExhausted if the queue is full; Unavailable if the verifier is lost for
             good.
         """
         with self._observed():
             request, right_of_way = self.request, self.pool.right_of_way
-            async with admission.slot(request.priority) as queue_ms:
-                self.was_admitted, self.stats.queue_ms = True, queue_ms
+            async with admission.slot(request.priority, places=places):
+                self.was_admitted, self.stats.queue_ms = True, self.elapsed_ms
                 verification = LeasedVerification(
-                    self.request, self.pool, self.stats, self.timeout_s
+                    request, self.pool, self.stats, self.timeout_s, self.preferred_verifier
                 )
                 drafting = self._drafts(admission)
                 try:
@@ -109,6 +118,7 @@ class Generation:
                     )
                     with right_of_way.hold(request.target.key, request.priority):
                         async for cycle in steps:
+                            self.verifier = verification.worker
                             self._keep_logprobs(cycle)
                             self.stats.ttft_ms = self.stats.ttft_ms or self.elapsed_ms
                             yield cycle
@@ -120,9 +130,19 @@ class Generation:
         self.logprobs += [each.logprobs for each in tokens if each.logprobs is not None]
         self.prompt_logprobs = self.prompt_logprobs or cycle.verdict.prompt_logprobs
 
+    def abandon(self, error: BaseException) -> None:
+        """The request ends before this sequence began; nothing happens if it did begin."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self.was_cancelled = isinstance(error, asyncio.CancelledError | GeneratorExit)
+        self.failure = error if isinstance(error, OutriderError) else None
+        self.observe(self)
+
     @contextmanager
     def _observed(self) -> Iterator[None]:
         """Tell of the end, whatever it is."""
+        self._has_begun = True
         try:
             yield
         except (asyncio.CancelledError, GeneratorExit):
@@ -190,7 +210,9 @@ class Generation:
 
         def length(lane: Lane) -> DraftLength:
             limit = max(self.pool.max_draft_tokens(request.target), 1)
-            return DraftLength(plan, request.request_id, lane, limit, present_pressure, most_tokens)
+            return DraftLength(
+                plan, request.sequence_id, lane, limit, present_pressure, most_tokens
+            )
 
         self._length = length(Lane(verify))
         lookup = length(estimates.lane(target, "", sources.LOOKUP))
@@ -214,9 +236,10 @@ class Generation:
                 skip_special_tokens=sampling.skip_special_tokens,
                 prompt_ids=self.request.prompt_ids,
             ),
-            stops=StopMatcher(sampling.stop),
+            stops=StopMatcher(sampling.stop, keeps_match=sampling.include_stop_str_in_output),
             stop_token_ids=frozenset(sampling.stop_token_ids),
             max_output_tokens=sampling.max_tokens,
+            keeps_stop=sampling.include_stop_str_in_output,
         )
 
     def _open_draft_lease(self) -> GrpcDraftLease | None:
@@ -249,10 +272,11 @@ class Generation:
             self._holds_drafter = False
 
     def _log_finished(self) -> None:
-        """Write the one canonical line of the request."""
+        """Write the one canonical line of the sequence."""
         stats, end = self.stats, self.sequence.end
         log.info(
             "request_finished",
+            index=self.request.index,
             finish_reason=end.reason.value if end is not None else "abort",
             num_prompt_tokens=len(self.request.prompt_ids),
             num_output_tokens=stats.num_output_tokens,

@@ -26,9 +26,15 @@ class LengthSchedule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AutoLength:
-    """As many draft tokens as promise the most, chosen cycle by cycle up to a limit."""
+    """As many draft tokens as promise the most, chosen cycle by cycle up to a limit.
+
+    A cycle that asks for any asks for at least ``min_draft_tokens``. ``policy_max`` is the limit of
+    requests that have none of their own; None: the same.
+    """
 
     max_draft_tokens: int
+    min_draft_tokens: int = 1
+    policy_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +105,13 @@ def plan_of(decision: Decision, *, num_traced_ids: int = 0) -> SpeculationPlan:
             num_traced_ids=num_traced_ids,
             class_name=decision.class_name,
         )
-    length = decision.length
+    length, most = decision.length, decision.max_draft_tokens
+    of_class = chosen.draft_tokens.max
     return SpeculationPlan(
         sources=decision.sources,
-        num_draft_tokens=AutoLength(decision.max_draft_tokens)
+        num_draft_tokens=AutoLength(
+            most, decision.min_draft_tokens, None if most == of_class else of_class
+        )
         if length == "auto"
         else ConstantLength(length),
         draft_wait_s=chosen.draft_wait_ms / 1e3,

@@ -54,7 +54,8 @@ def receipt_of(generation: Generation) -> generation_pb2.Receipt:
         drafts_by_source=stats.drafts_by_source,
         draft_tokens_by_source=stats.draft_tokens_by_source,
         accepted_tokens_by_source=stats.accepted_tokens_by_source,
-        decision=request.plan.decision,
+        index=request.index,
+        decision="; ".join(filter(None, (request.plan.decision, _bounds(request.options)))),
         min_decision_margin=stats.min_margin,
         num_ledger_heals=generation.num_ledger_heals,
         num_failovers=stats.num_failovers,
@@ -130,6 +131,13 @@ def _add_drafter(receipt: generation_pb2.Receipt, generation: Generation) -> Non
     receipt.drafter_address = drafter.address
     if request.target.identity.name in drafter.overridden_targets:
         receipt.decision = f"{receipt.decision}; a chat template difference was overridden"
+
+
+def _bounds(options: SpeculationOptions) -> str:
+    """Return the range of draft lengths that a request asked for, in words."""
+    bounds = ("at least", options.min_draft_tokens), ("at most", options.max_draft_tokens)
+    asked = " and ".join(f"{word} {number}" for word, number in bounds if number is not None)
+    return asked and f"{asked} draft tokens, as the request asked"
 
 
 def _shadow(record: ShadowRecord) -> generation_pb2.ShadowResults:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from orchestrator.chat import Chat
 from orchestrator.policy import SpeculationPlan, plan_of
 from orchestrator.workers import Target
 from outrider.errors import InvalidField
@@ -20,16 +21,12 @@ from outrider.policy import (
     declared_metadata,
     features_of,
 )
-from outrider.sampling import Mode, SamplingParams
+from outrider.sampling import Mode, SamplingParams, choice_seed
 
 MAX_SALT_CHARACTERS = 256
-MAX_MESSAGES = 1024
 NO_METADATA: Mapping[str, str | bytes] = MappingProxyType({})
 # Parameters that are read but not built yet, with the value that changes nothing.
 NOT_SERVED: dict[str, object] = {
-    "n": 1,
-    "include_stop_str_in_output": False,
-    "truncate_prompt_tokens": None,
     "constraint": None,
 }
 
@@ -46,13 +43,6 @@ class TokenIds:
     """Token ids to continue."""
 
     input_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """A conversation to answer."""
-
-    messages: tuple[Mapping[str, str], ...]
 
 
 Prompt = Text | TokenIds | Chat
@@ -73,6 +63,8 @@ class Request:
     plan: SpeculationPlan
     cache_salt: str
     priority: int = 0
+    index: int = 0
+    """Which choice this is of what the client asked for."""
     arrived_at_s: float = field(default_factory=time.time)
     """Unix time."""
     decision: Decision | None = None
@@ -81,6 +73,11 @@ class Request:
     """What the policy saw of it."""
     options: SpeculationOptions = SpeculationOptions()
     """What the client asked of speculation."""
+
+    @property
+    def sequence_id(self) -> str:
+        """Name of the sequence: the request's, with the choice behind it from the second on."""
+        return f"{self.request_id}/{self.index}" if self.index else self.request_id
 
     @property
     def mode(self) -> Mode:
@@ -92,6 +89,21 @@ class Request:
         """Bound of prompt and output together."""
         assert self.sampling.max_tokens is not None
         return len(self.prompt_ids) + self.sampling.max_tokens
+
+    def choices(self) -> list["Request"]:
+        """Return every choice as a request of its own, for one choice with its own seed."""
+        return [self._choice(index) for index in range(self.sampling.n)]
+
+    def _choice(self, index: int) -> "Request":
+        sampling = self.sampling
+        assert sampling.seed is not None
+        alone = replace(
+            sampling,
+            n=1,
+            seed=choice_seed(sampling.seed, index),
+            prompt_logprobs=None if index else sampling.prompt_logprobs,
+        )
+        return replace(self, sampling=alone, index=index)
 
 
 def admit(
@@ -122,7 +134,7 @@ def admit(
         limit = f"outside [{-MAX_PRIORITY}, {MAX_PRIORITY}]"
         raise InvalidField("priority", f"{priority} is {limit}")
     arrived_at_s = time.time()
-    prompt_ids = _tokenise(prompt, target)
+    prompt_ids = _tokenise(prompt, target, sampling.truncate_prompt_tokens)
     resolved = _resolve(sampling, target, len(prompt_ids))
     is_traced = bool(speculation.num_traced_ids)
     traits = Traits(
@@ -156,11 +168,14 @@ def prompt_ids_of(prompt: Prompt | None, target: Target) -> tuple[int, ...]:
     match prompt:
         case Text(text=text):
             return tuple(target.codec.encode(text))
-        case Chat(messages=messages):
-            if len(messages) > MAX_MESSAGES:
-                limit = f"{len(messages)} messages, at most {MAX_MESSAGES}"
-                raise InvalidField("chat.messages", limit)
-            return tuple(target.codec.apply_chat_template(messages))
+        case Chat() as chat:
+            ids = target.codec.apply_chat_template(
+                chat.messages,
+                tools=chat.tools,
+                variables=chat.variables,
+                continue_final_message=chat.continue_final_message,
+            )
+            return tuple(ids)
         case TokenIds(input_ids=ids):
             check_ids("tokenized.input_ids", ids, target.identity.vocab_size)
             return ids
@@ -168,8 +183,11 @@ def prompt_ids_of(prompt: Prompt | None, target: Target) -> tuple[int, ...]:
             raise InvalidField("input", "one of text, tokenized and chat must be given")
 
 
-def _tokenise(prompt: Prompt | None, target: Target) -> tuple[int, ...]:
+def _tokenise(prompt: Prompt | None, target: Target, most: int | None) -> tuple[int, ...]:
+    """Return the ids, the last ``most`` of them where there is such a limit."""
     ids = prompt_ids_of(prompt, target)
+    if most is not None:
+        ids = ids[-most:]  # special tokens at the beginning go as well, as in vLLM
     if not ids:
         raise InvalidField("input", "the prompt is empty; at least one token is needed")
     context = target.identity.max_context_length
@@ -203,6 +221,7 @@ def _resolve(sampling: SamplingParams, target: Target, num_prompt_tokens: int) -
     resolved = replace(
         sampling,
         max_tokens=min(wanted, room),
+        truncate_prompt_tokens=None,  # it is done
         stop_token_ids=tuple(dict.fromkeys((*eos, *sampling.stop_token_ids))),
         seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
         bad_words=(),

@@ -1,6 +1,5 @@
 """The orchestrator's gRPC face: messages to requests, deliveries to messages, nothing else."""
 
-import asyncio
 import time
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -9,6 +8,8 @@ import grpc
 
 import outrider
 from orchestrator.admission import Admission
+from orchestrator.chat import Chat
+from orchestrator.choices import Choices
 from orchestrator.decode import Cycle
 from orchestrator.generation import Generation
 from orchestrator.metrics import OrchestratorMetrics
@@ -17,7 +18,6 @@ from orchestrator.receipt_log import ReceiptLog
 from orchestrator.receipt_message import receipt_of, refusal_of
 from orchestrator.receipt_store import ReceiptStore
 from orchestrator.request import (
-    Chat,
     Prompt,
     Request,
     Text,
@@ -64,35 +64,27 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        """Stream the chunks of one request, then its completion."""
-        receipts: list[generation_pb2.Receipt] = []
-        generation = Generation(
-            self._admitted(request, context),
-            self.pool,
-            context.time_remaining,
-            lambda ended: receipts.append(self._observe(ended)),
-        )
-        # A chunk is written while the next cycle is under way; a client that reads slowly holds its
-        # own request back by one chunk. Leases are freed when the client leaves, not at a garbage
-        # collection.
-        writing: asyncio.Task[None] | None = None
-        try:
-            async with aclosing(generation.run(self.admission)) as cycles:
-                async for cycle in cycles:
-                    if writing is not None:
-                        await writing
-                    chunk = _chunk(cycle)
+        """Stream the chunks of a request's choices, and the completion of each."""
+        receipts: dict[int, generation_pb2.Receipt] = {}
+
+        def observe(ended: Generation) -> None:
+            receipts[ended.request.index] = self._observe(ended)
+
+        admitted = self._admitted(request, context)
+        choices = Choices(admitted, self.pool, context.time_remaining, observe)
+        # Leases are freed when the client leaves, not at a garbage collection.
+        async with aclosing(choices.run(self.admission)) as turns:
+            async for generation, cycle in turns:
+                index = generation.request.index
+                if cycle is None:
+                    complete = _complete(generation, receipts[index])
+                    told = generation_pb2.GenerateResponse(complete=complete)
+                else:
+                    chunk = _chunk(cycle, index)
                     if request.speculation.report_costs:
                         chunk.cost.CopyFrom(_cost(cycle))
-                    response = generation_pb2.GenerateResponse(chunk=chunk)
-                    writing = asyncio.create_task(context.write(response))
-            if writing is not None:
-                await writing
-        finally:
-            if writing is not None:
-                writing.cancel()
-        complete = _complete(generation, receipts[0])
-        await context.write(generation_pb2.GenerateResponse(complete=complete))
+                    told = generation_pb2.GenerateResponse(chunk=chunk)
+                await context.write(told)
 
     async def GetModelInfo(
         self, request: generation_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
@@ -150,12 +142,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Detokenize(
         self, request: generation_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
     ) -> generation_pb2.DetokenizeResponse:
-        """Return the text of ids."""
+        """Return the text of ids, and the bytes of each."""
         target = self.pool.target(request.model)
         check_ids("token_ids", request.token_ids, target.identity.vocab_size)
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
         text = target.codec.decode(tuple(request.token_ids), skip_special_tokens=skip)
-        return generation_pb2.DetokenizeResponse(text=text)
+        token_bytes = map(target.codec.token_bytes, request.token_ids)
+        return generation_pb2.DetokenizeResponse(text=text, token_bytes=token_bytes)
 
     def _observe(self, generation: Generation) -> generation_pb2.Receipt:
         """Count a request that has ended, and keep its receipt."""
@@ -209,17 +202,23 @@ def _prompt(
         case "text":
             return Text(message.text)
         case "chat":
-            messages = ({"role": m.role, "content": m.content} for m in message.chat.messages)
-            return Chat(tuple(messages))
+            chat = message.chat
+            return Chat.read(
+                ((each.role, each.content, each.extra_json) for each in chat.messages),
+                tools_json=chat.tools_json,
+                template_kwargs_json=chat.template_kwargs_json,
+                continue_final_message=chat.continue_final_message,
+            )
         case "tokenized":
             assert isinstance(message, generation_pb2.GenerateRequest)
             return TokenIds(tuple(message.tokenized.input_ids))
     return None
 
 
-def _chunk(cycle: Cycle) -> generation_pb2.GenerateChunk:
+def _chunk(cycle: Cycle, index: int) -> generation_pb2.GenerateChunk:
     delivery = cycle.delivery
     return generation_pb2.GenerateChunk(
+        index=index,
         text=delivery.text,
         token_ids=[token.token_id for token in delivery.tokens],
         origins=[ORIGINS[token.origin] for token in delivery.tokens],
@@ -265,6 +264,7 @@ def _complete(
     assert end is not None
     output_ids = sequence.output_ids
     complete = generation_pb2.GenerateComplete(
+        index=generation.request.index,
         output_ids=output_ids,
         finish_reason=REASONS[end.reason],
         prompt_tokens=len(sequence.prompt_ids),

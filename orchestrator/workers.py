@@ -112,11 +112,12 @@ class WorkerPool:
         *,
         salt: str = "",
         token_ids: Sequence[int] = (),
+        preferred: Worker | None = None,
     ) -> Worker | None:
         """Return an equal verifier outside ``excluded``, suspect ones last.
 
-        The one that read the longest prefix of the ids goes first, unless it is busier than the
-        least loaded one by more than a few leases.
+        The preferred one goes first, then the one that read the longest prefix of the ids, unless
+        it is busier than the least loaded one by more than a few leases.
         """
         now = self.clock()
         able = [w for w in self.verifiers(target) if w.address not in excluded]
@@ -127,6 +128,8 @@ class WorkerPool:
         by_address = {worker.address: worker for worker in trusted}
         known = by_address.get(self.affinity.find(salt, token_ids, by_address) or "", least)
         chosen = known if known.num_leases <= least.num_leases + AFFINITY_LEASES else least
+        if preferred is not None and by_address.get(preferred.address) is preferred:
+            chosen = preferred
         self.affinity.note(salt, token_ids, chosen.address)
         return chosen
 

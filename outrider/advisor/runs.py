@@ -103,7 +103,7 @@ class Runner:
         last_s = 0.0
         async for response in self.client.stream(request, timeout_s=ANSWER_S):
             if response.WhichOneof("kind") == "complete":
-                break
+                continue
             last_s = time.monotonic()
             ids += response.chunk.token_ids
             if report_costs:

@@ -12,29 +12,19 @@ from rich.text import Text
 
 import outrider
 from outrider.cli.demo import run_demo
-from outrider.cli.flags import Address, Device, by_flag
-from outrider.cli.generate import GenerateOptions, run_generate
-from outrider.cli.pair_check import (
-    DEFAULT_LENGTHS,
-    DEFAULT_STREAMS,
-    DEFAULT_TEMPERATURES,
-    LOOKUPS,
-    MAX_STREAMS,
-    PairCheckOptions,
-    run_pair_check,
-)
+from outrider.cli.flags import DEFAULT_ADDRESS, Address, Device, by_flag
+from outrider.cli.generate_command import generate
+from outrider.cli.pair_check_command import pair_check
 from outrider.cli.render import plain_console
-from outrider.cli.report import run_report
+from outrider.cli.report_command import report
 from outrider.cli.stack import StackError
 from outrider.cli.status import run_status
 from outrider.cli.trace import FIXTURE, FixtureOptions, TraceOptions, run_fixture, run_trace
 from outrider.cli.train_commands import train, write
 from outrider.cli.up import UpOptions, run_up
 from outrider.errors import InvalidField, OutriderError
-from outrider.packet.inputs import Inputs
 from outrider.sampling import AcceptanceRule, SamplingParams
 
-DEFAULT_ADDRESS = "127.0.0.1:50051"
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 app = typer.Typer(
@@ -96,6 +86,12 @@ def orchestrator(context: typer.Context) -> None:
     _become("orchestrator", context.args)
 
 
+@app.command(context_settings=PASS_THROUGH)
+def openai(context: typer.Context) -> None:
+    """Answer OpenAI's clients over HTTP. See [bold]outrider openai --help[/bold]."""
+    _become("openai_svc", context.args)
+
+
 @app.command()
 def up(
     target: Annotated[
@@ -113,80 +109,17 @@ def up(
         Literal["bfloat16", "float32"], typer.Option(help="Element type of both models.")
     ] = "bfloat16",
     device: Device = "cpu",
+    openai_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port for OpenAI's clients, 0: a free one; without it there is none.",
+            min=0,
+            max=65535,
+        ),
+    ] = None,
 ) -> None:
     """Start verifier, drafter and orchestrator on this machine; Ctrl-C stops them."""
-    run_up(UpOptions(target, draft, lookup_only, port, dtype, device))
-
-
-@app.command()
-def generate(
-    prompt: Annotated[str, typer.Argument(help="What to continue, or what to say with --chat.")],
-    address: Address = DEFAULT_ADDRESS,
-    model: Annotated[str, typer.Option(help="Name of the target; empty: the only one.")] = "",
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Send the prompt as a user message.")
-    ] = False,
-    system: Annotated[str, typer.Option(help="System message, with --chat.")] = "",
-    target_only: Annotated[bool, typer.Option("--target-only", help="Do not speculate.")] = False,
-    drafter: Annotated[
-        str, typer.Option(help='Draft source, such as "model" or "ngram"; empty: the policy\'s.')
-    ] = "",
-    k: Annotated[
-        int,
-        typer.Option(
-            "--k",
-            help="Tokens per draft, up to the server's limit (32 unless it was told another);"
-            " 0: the policy's.",
-            min=0,
-            max=1024,
-        ),
-    ] = 0,
-    rule: Annotated[
-        AcceptanceRule | None,
-        typer.Option(help="What decides about draft tokens; empty: the policy's rule."),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
-    min_tokens: Annotated[int, typer.Option(help="Shortest output.")] = 0,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus mass; 1 is off.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Most likely ids kept; 0 is off.")] = 0,
-    min_p: Annotated[float, typer.Option(help="Least share of the best id; 0 is off.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Makes a sampled output repeatable.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop string; may repeat.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after EOS.")] = False,
-    priority: Annotated[int, typer.Option(help="Higher goes first; -100 to 100.")] = 0,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object with text, ids and receipt.")
-    ] = False,
-    timeout_s: Annotated[float, typer.Option(help="Deadline of the request.", min=0.001)] = 300.0,
-) -> None:
-    """Generate text; accepted draft tokens are marked in the stream."""
-    options = GenerateOptions(
-        address=address,
-        prompt=prompt,
-        model=model,
-        chat=chat,
-        system=system,
-        target_only=target_only,
-        source=drafter,
-        num_draft_tokens=k,
-        rule=rule,
-        sampling={
-            "max_tokens": max_tokens,
-            "min_tokens": min_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "seed": seed,
-            "stop": tuple(stop or ()),
-            "ignore_eos": ignore_eos,
-        },
-        priority=priority,
-        as_json=json,
-        timeout_s=timeout_s,
-    )
-    asyncio.run(run_generate(options))
+    run_up(UpOptions(target, draft, lookup_only, port, dtype, device, openai_port))
 
 
 @app.command()
@@ -257,126 +190,9 @@ def demo(
     run_demo(models, max_tokens=max_tokens, num_prompts=num_prompts)
 
 
-@app.command("pair-check")
-def pair_check(
-    target: Annotated[str, typer.Argument(help="Folder or hub id of the target.")],
-    draft: Annotated[
-        str,
-        typer.Argument(
-            help="Folder or hub id of a draft model or head, or a lookup source: "
-            f"{', '.join(LOOKUPS)}."
-        ),
-    ],
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSONL of messages (prompt, user, or the first of turns); a dozen of our own"
-            " without it.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
-    json: Annotated[
-        Path | None, typer.Option(help="File to write what was found to.", dir_okay=False)
-    ] = None,
-    source: Annotated[
-        list[str] | None,
-        typer.Option(help="Draft source to measure; may repeat. Default: those of the draft."),
-    ] = None,
-    k: Annotated[
-        list[int] | None,
-        typer.Option("--k", help="Tokens per draft; may repeat. Default: 1 3 7.", min=1, max=64),
-    ] = None,
-    streams: Annotated[
-        list[int] | None,
-        typer.Option(help="Requests at once; may repeat. Default: 1 4 16.", min=1, max=MAX_STREAMS),
-    ] = None,
-    temperature: Annotated[
-        list[float] | None,
-        typer.Option(help="May repeat. Default: 0 and 0.8 (coupled).", min=0.0, max=100.0),
-    ] = None,
-    num_prompts: Annotated[int, typer.Option(help="Prompts of the file.", min=1)] = 8,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=8)] = 48,
-    rounds: Annotated[
-        int, typer.Option(help="Times that advice is tried beside target-only.", min=1)
-    ] = 3,
-    dtype: Annotated[
-        Literal["bfloat16", "float32"], typer.Option(help="Element type of both models.")
-    ] = "bfloat16",
-    device: Device = "cpu",
-) -> None:
-    """Measure whether a drafter pays for a target on this machine, and at which load.
-
-    Exit status 0: it pays somewhere; 3: nowhere; 1: the two do not fit, or something failed.
-    """
-    options = PairCheckOptions(
-        target=target,
-        draft=draft,
-        prompts=prompts,
-        json=json,
-        sources=tuple(source or ()),
-        lengths=tuple(sorted(set(k or DEFAULT_LENGTHS))),
-        streams=tuple(sorted(set(streams or DEFAULT_STREAMS))),
-        temperatures=tuple(sorted(set(temperature or DEFAULT_TEMPERATURES))),
-        num_prompts=num_prompts,
-        max_tokens=max_tokens,
-        num_rounds=rounds,
-        dtype=dtype,
-        device=device,
-    )
-    raise typer.Exit(run_pair_check(options))
-
-
-@app.command()
-def report(
-    receipts: Annotated[
-        list[Path],
-        typer.Option(help="Receipt log (JSONL); may repeat.", exists=True, dir_okay=False),
-    ],
-    out: Annotated[Path, typer.Option(help="Folder of the packet.", file_okay=False)],
-    baseline: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Receipt log of a run in which all were target-only; may repeat.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
-    audit: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="What outrider audit wrote (audit.json); may repeat.", exists=True, dir_okay=False
-        ),
-    ] = None,
-    law: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Results of law tests (pytest --junitxml); may repeat.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
-    load: Annotated[
-        Path | None,
-        typer.Option(help="What the load generator checked (JSON).", exists=True, dir_okay=False),
-    ] = None,
-    fixture: Annotated[bool, typer.Option(help="Run the built-in table; needs torch.")] = True,
-) -> None:
-    """Write the release packet: correctness, eligibility and operational value on one page.
-
-    Exit status 1 if one of the three failed.
-    """
-    inputs = Inputs(
-        receipts=tuple(receipts),
-        baseline=tuple(baseline or ()),
-        audits=tuple(audit or ()),
-        law=tuple(law or ()),
-        load=load,
-        fixture=fixture,
-    )
-    raise typer.Exit(run_report(inputs, out))
-
-
+app.command()(generate)
+app.command()(pair_check)
+app.command()(report)
 app.command()(write)
 app.command()(train)
 

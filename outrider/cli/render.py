@@ -1,5 +1,7 @@
 """How outputs and receipts look in a terminal."""
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -49,6 +51,19 @@ def print_chunk(console: Console, chunk: pb.GenerateChunk) -> None:
     if bracketed:
         text.append("›")
     console.print(text, end="", soft_wrap=True)
+
+
+def logprobs_table(chunks: Sequence[pb.GenerateChunk]) -> Table:
+    """Return what every token of a choice was worth, and the likeliest ids in its place."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for column in ("text", "id", "logprob", "likeliest ids"):
+        table.add_column(column)
+    for chunk in chunks:
+        for piece, token in zip(chunk.pieces, chunk.logprobs, strict=True):
+            likeliest = zip(token.top_ids, token.top_logprobs, strict=True)
+            listed = "  ".join(f"{token_id} {logprob:.3f}" for token_id, logprob in likeliest)
+            table.add_row(repr(piece), str(token.token_id), f"{token.logprob:.3f}", listed)
+    return table
 
 
 def receipt_table(complete: pb.GenerateComplete) -> Table:

@@ -4,10 +4,15 @@ import re
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 
+from openai_svc.observed import Observed
 from orchestrator.admission import Admission
-from orchestrator.metrics import OrchestratorMetrics, PresentState
+from orchestrator.metrics import OrchestratorMetrics, PolicyState, PresentState, ReceiptState
+from orchestrator.policy_in_force import PolicyInForce
+from orchestrator.receipt_store import ReceiptStore
 from orchestrator.workers import WorkerPool
+from outrider.policy import policy_of_flags
 from outrider.worker_metrics import WorkerMetrics
 from tests.unit.test_worker_metrics import StandingEngine
 
@@ -18,7 +23,10 @@ def test_the_page_lists_what_is_served():
     registry = CollectorRegistry()
     OrchestratorMetrics(registry)
     registry.register(PresentState(WorkerPool([]), Admission(1, 1)))
+    registry.register(PolicyState(PolicyInForce(policy_of_flags())))
+    registry.register(ReceiptState(ReceiptStore(1, 1.0), None))
     registry.register(WorkerMetrics(lambda: 0, StandingEngine()))
+    Observed(Starlette(), registry)
     served = {
         family.name.removeprefix("outrider_") + ("_total" if family.type == "counter" else "")
         for family in registry.collect()

@@ -5,8 +5,15 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from outrider.cli.render import legend, plain_console, print_chunk, receipt_table
+from outrider.cli.render import (
+    legend,
+    logprobs_table,
+    plain_console,
+    print_chunk,
+    receipt_table,
+)
 from outrider.cli.status import worker_table
+from outrider.v1 import common_pb2
 from outrider.v1 import generation_pb2 as pb
 
 ACCEPTED, RECOVERED, ONLY = (
@@ -54,6 +61,20 @@ def test_no_acceptance_length_without_drafts():
     assert "length –" in shown(receipt_table(nothing))
     some = pb.GenerateComplete(receipt=pb.Receipt(mean_acceptance_length=2.5, num_spec_steps=2))
     assert "length 2.50" in shown(receipt_table(some))
+
+
+def test_log_probabilities_stand_beside_their_text():
+    tokens = [
+        common_pb2.TokenLogprobs(token_id=i, logprob=-i, top_ids=[1, 2], top_logprobs=[-0.5, -1.25])
+        for i in (7, 8)
+    ]
+    chunks = [pb.GenerateChunk(pieces=[" a", ""], logprobs=tokens)]
+    lines = shown(logprobs_table(chunks)).splitlines()
+    rows = [line.split() for line in lines if "." in line]
+    assert rows == [
+        ["'", "a'", "7", "-7.000", "1", "-0.500", "2", "-1.250"],
+        ["''", "8", "-8.000", "1", "-0.500", "2", "-1.250"],
+    ]
 
 
 def test_a_worker_without_a_model_shows_no_model():

@@ -128,6 +128,29 @@ def test_a_fixed_length_above_the_limit_raises_it():
     assert made.num_draft_tokens == ConstantLength(40)
 
 
+@pytest.mark.parametrize(
+    ("fewest", "most", "length"),
+    [
+        (None, None, AutoLength(8)),
+        (2, None, AutoLength(8, 2)),
+        (None, 5, AutoLength(5, 1, 8)),
+        (3, 3, AutoLength(3, 3, 8)),
+        (1, 8, AutoLength(8, 1)),
+    ],
+)
+def test_a_request_may_bound_what_is_chosen(fewest, most, length):
+    options = SpeculationOptions(min_draft_tokens=fewest, max_draft_tokens=most)
+    assert plan(policy_of_flags(max_draft_tokens=8), options).num_draft_tokens == length
+
+
+@pytest.mark.parametrize(
+    ("fewest", "most", "length"), [(2, None, 4), (6, None, 6), (None, 3, 3), (5, 7, 5), (1, 8, 4)]
+)
+def test_a_range_bounds_a_length_that_is_fixed(fewest, most, length):
+    options = SpeculationOptions(min_draft_tokens=fewest, max_draft_tokens=most)
+    assert plan(POLICY, options).num_draft_tokens == ConstantLength(length)
+
+
 @pytest.mark.parametrize("wanted", [0, 9, 65, 2**32 - 1])
 @pytest.mark.parametrize("name", ["num_draft_tokens", "min_draft_tokens", "max_draft_tokens"])
 def test_a_length_out_of_range_is_refused_with_the_range(name, wanted):
@@ -183,7 +206,7 @@ classes:
     made = plan_of(decision(policy, SpeculationOptions(num_traced_ids=2)), num_traced_ids=2)
     assert made == SpeculationPlan(
         sources=("eagle3", "ngram"),
-        num_draft_tokens=AutoLength(6),
+        num_draft_tokens=AutoLength(6, 2),
         draft_wait_s=0.02,
         lookup=False,
         decision="on",
