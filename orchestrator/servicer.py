@@ -158,7 +158,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return receipt
 
     def _keep(self, receipt: generation_pb2.Receipt) -> None:
-        self.receipts.add(receipt.request_id, receipt.arrived_at_s, receipt)
+        self.receipts.add(receipt.request_id, receipt)
         if self.receipt_log is not None:
             self.receipt_log.add(receipt)
 

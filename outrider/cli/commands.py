@@ -15,6 +15,8 @@ from outrider.cli.demo import run_demo
 from outrider.cli.flags import DEFAULT_ADDRESS, Address, Device, by_flag
 from outrider.cli.generate_command import generate
 from outrider.cli.pair_check_command import pair_check
+from outrider.cli.policy_commands import policy_app
+from outrider.cli.receipt import run_receipt
 from outrider.cli.render import plain_console
 from outrider.cli.report_command import report
 from outrider.cli.stack import StackError
@@ -190,6 +192,17 @@ def demo(
     run_demo(models, max_tokens=max_tokens, num_prompts=num_prompts)
 
 
+@app.command()
+def receipt(
+    request_id: Annotated[str, typer.Argument(help="The request's id (x-request-id).")],
+    address: Address = DEFAULT_ADDRESS,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what became of a request that has ended, and why it speculated as it did."""
+    asyncio.run(run_receipt(address, request_id, as_json=json))
+
+
+app.add_typer(policy_app, name="policy")
 app.command()(generate)
 app.command()(pair_check)
 app.command()(report)

@@ -121,7 +121,7 @@ async def _print_stream(
             in_line = False
             if response.complete.logprobs:
                 console.print(logprobs_table(chunks[index]))
-            console.print(receipt_table(response.complete))
+            console.print(receipt_table(response.complete.receipt))
     finally:
         if in_line:  # an error that follows begins a line of its own
             console.print()

@@ -8,12 +8,6 @@ from outrider.sampling import AcceptanceRule, SamplingParams
 from outrider.serving.request_id import request_id_metadata
 from outrider.v1 import generation_pb2 as pb
 
-RULES = {
-    AcceptanceRule.COUPLED: pb.ACCEPTANCE_RULE_COUPLED,
-    AcceptanceRule.REJECTION: pb.ACCEPTANCE_RULE_REJECTION,
-    AcceptanceRule.BLOCK: pb.ACCEPTANCE_RULE_BLOCK,
-}
-
 Message = tuple[str, str] | Mapping[str, object]
 """(role, content), or a mapping with both and whatever else the model's template reads."""
 
@@ -56,7 +50,7 @@ def generate_request(
         num_draft_tokens=num_draft_tokens,
         min_draft_tokens=min_draft_tokens,
         max_draft_tokens=max_draft_tokens,
-        acceptance_rule=None if acceptance_rule is None else RULES[acceptance_rule],
+        acceptance_rule=None if acceptance_rule is None else acceptance_rule.to_proto(),
         trace_top_ids=trace_top_ids,
         report_costs=report_costs,
     )

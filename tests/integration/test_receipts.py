@@ -6,11 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, aclosing
+from io import StringIO
 from pathlib import Path
 
 import grpc
 import pytest
 
+from outrider.cli.receipt import print_receipt
+from outrider.cli.render import plain_console
 from outrider.client import Choice, collect, generate_request
 from outrider.policy import read_policy
 from outrider.receipts import (
@@ -383,8 +386,21 @@ async def test_a_receipt_that_was_tampered_with_disagrees_with_itself(tmp_path: 
     receipt = choices[0].complete.receipt
     assert receipt.num_spec_steps > 0
     assert disagreements(receipt) == []
+    assert "class fixed: yes: metadata.x-class is fixed\n" in printed(receipt)
+    assert "does not agree" not in printed(receipt)
+    receipt_of_another = next(other for _, other in changed(receipt))
+    assert "does not agree with the rest: num_spec_steps" in printed(receipt_of_another)
     silent = [name for name, other in changed(receipt) if not disagreements(other)]
     assert silent == []
+
+
+def printed(receipt: pb.Receipt) -> str:
+    """What ``outrider receipt`` shows."""
+    console = plain_console()
+    console.file = StringIO()
+    console.width = 200
+    print_receipt(console, receipt)
+    return console.file.getvalue()
 
 
 def test_lines_are_read_back_and_broken_ones_are_told(tmp_path: Path):

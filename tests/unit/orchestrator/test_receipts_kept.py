@@ -21,7 +21,7 @@ class Clock:
 def test_the_oldest_go_first():
     store = ReceiptStore(max_receipts=2, max_age_s=10)
     for name in "abc":
-        store.add(name, 1.0, f"receipt of {name}")
+        store.add(name, f"receipt of {name}")
     assert store.get("c") == ("receipt of c",)
     assert store.get("b") == ("receipt of b",)
     with pytest.raises(NotFound, match="no receipt of 'a' is there; the last 2 are kept for 10 s"):
@@ -32,29 +32,32 @@ def test_the_oldest_go_first():
 def test_none_is_kept_for_longer_than_told():
     clock = Clock()
     store = ReceiptStore(max_receipts=9, max_age_s=10, clock=clock)
-    store.add("a", 1.0, 1)
+    store.add("a", 1)
     clock.now += 10
     assert store.get("a") == (1,)
-    store.add("b", 1.0, 2)
+    store.add("b", 2)
     clock.now += 0.1
     assert store.get("b") == (2,)
     with pytest.raises(NotFound):
         store.get("a")
 
 
-def test_choices_of_a_request_stand_together_and_a_later_one_takes_its_name():
-    store = ReceiptStore(max_receipts=9, max_age_s=10)
-    store.add("a", 1.0, "first")
-    store.add("b", 1.0, "other")
-    store.add("a", 1.0, "second")
+def test_receipts_of_one_id_stand_together():
+    store = ReceiptStore(max_receipts=2, max_age_s=10)
+    store.add("a", "first")
+    store.add("b", "other")
+    store.add("a", "second")
     assert store.get("a") == ("first", "second")
-    store.add("a", 2.0, "later")
-    assert store.get("a") == ("later",)
+    store.add("c", "one more")
+    assert store.get("a") == ("first", "second"), "it ended after b"
+    for number in range(200):
+        store.add("a", number)
+    assert store.get("a") == tuple(range(72, 200))
 
 
 def test_with_no_room_none_is_kept():
     store = ReceiptStore(max_receipts=0, max_age_s=10)
-    store.add("a", 1.0, 1)
+    store.add("a", 1)
     with pytest.raises(NotFound):
         store.get("a")
 
