@@ -62,11 +62,15 @@ class Run:
 
 @dataclass(slots=True)
 class Runner:
-    """Asks the orchestrator; nothing is shared between two answers, caches included."""
+    """Asks the orchestrator; nothing is shared between two answers, caches included.
+
+    ``as_chat`` sends prompts as a user's messages, which needs a chat template.
+    """
 
     client: Client
     prompts: Sequence[str]
     max_tokens: int
+    as_chat: bool = True
     num_runs: int = 0
 
     async def run(self, setting: Setting, *, report_costs: bool = True) -> Run:
@@ -86,8 +90,9 @@ class Runner:
         return Run(setting, tuple(answer for answer in answers if answer is not None))
 
     async def _answer(self, setting: Setting, number: int, report_costs: bool) -> Answer:
+        text = self.prompts[number % len(self.prompts)]
         request = generate_request(
-            [("user", self.prompts[number % len(self.prompts)])],
+            [("user", text)] if self.as_chat else text,
             SamplingParams(
                 temperature=setting.temperature, max_tokens=self.max_tokens, seed=SEED + number
             ),

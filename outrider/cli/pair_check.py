@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -123,8 +124,20 @@ async def _run(
         columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
         described = TextColumn("{task.fields[now]}", markup=False)
         progress = exits.enter_context(Progress(*columns, described, console=console))
-        runner = Runner(client, prompts, options.max_tokens)
+        as_chat = await takes_messages(client)
+        runner = Runner(client, prompts, options.max_tokens, as_chat)
         return await Measurement(options, runner, progress).measure(pair)
+
+
+async def takes_messages(client: Client) -> bool:
+    """Return whether the target has a chat template; others are given plain texts."""
+    try:
+        await client.tokenize([("user", "a")])
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
+            raise
+        return False
+    return True
 
 
 def pair_of(info: pb.GetServerInfoResponse, wanted: Sequence[str] = ()) -> Pair:

@@ -17,6 +17,7 @@ from outrider.cli.pair_check import (
     PairCheckOptions,
     pair_of,
     run_pair_check,
+    takes_messages,
 )
 from outrider.cli.pair_tables import print_findings
 from outrider.errors import InvalidField
@@ -46,6 +47,21 @@ def options(target: Path, draft: Path | str, **changed: object) -> PairCheckOpti
         "device": "cpu",
     }
     return PairCheckOptions(**(values | changed))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("has_template", [False, True])
+async def test_targets_without_a_template_are_given_texts(
+    tmp_path: Path, has_template: bool
+) -> None:
+    target = save_toy(tmp_path / "target")
+    if not has_template:
+        (target / "chat_template.jinja").unlink()
+    settings = VerifierSettings(model=str(target), dtype="float32")
+    async with cluster(verifiers=[lambda: open_verifier(settings)]) as running:
+        as_chat = await takes_messages(running.client)
+        assert as_chat == has_template
+        run = await Runner(running.client, ["Name a river."], 4, as_chat).run(Setting(0.0, 1))
+    assert len(run.answers[0].token_ids) >= 1
 
 
 async def test_a_model_that_drafts_for_itself_is_always_right(tmp_path: Path) -> None:
