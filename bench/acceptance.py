@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.questions import load_questions
+from outrider.questions import load_questions
 from bench.report import print_table, write_report
 from outrider import coupling, distribution, wire
 from outrider.checkpoints import cut_layers, prepare

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.questions import Question, load_questions
+from outrider.questions import Question, load_questions
 from bench.report import print_table, write_report
 from outrider import sources
 from outrider.checkpoints import prepare

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from bench.intervals import cycle_intervals
-from bench.questions import Question, load_questions
+from outrider.questions import Question, load_questions
 from bench.report import print_table, write_report
 from outrider.checkpoints import Prepared, prepare
 from outrider.cli.pairing import wait_paired

@@ -35,7 +35,7 @@ from bench.peers.page import Setting, of_streams, stream_counts, write_page
 from bench.peers.plain_draft import write_plain_draft
 from bench.peers.process import Peer, PeerError
 from bench.peers.turn import Played, Turn
-from bench.questions import load_questions
+from outrider.questions import load_questions
 from bench.report import print_table, write_report
 from outrider.checkpoints import prepare
 

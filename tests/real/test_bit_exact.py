@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 import pytest_asyncio
 
-from bench.questions import load_questions
+from outrider.questions import load_questions
 from outrider.client import Output, generate_request
 from outrider.sampling import SamplingParams
 from tests.cluster import Cluster, cluster

@@ -11,7 +11,7 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from bench.questions import load_questions
+from outrider.questions import load_questions
 from outrider.checkpoints import prepare
 from outrider.client import generate_request
 from outrider.sampling import SamplingParams

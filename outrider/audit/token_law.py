@@ -1,0 +1,169 @@
+"""Whether sampled tokens follow the target's law, token by token.
+
+Every output is read once more by a reference that knows nothing of the services. Two numbers of each
+token then have a known law if the token was drawn from the target's distribution, whatever that is: its
+rank, made uniform (``outrider.uniformity``), and its surprisal, whose mean is the entropy.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outrider.audit.asking import Answer
+from outrider.audit.intervals import Interval, mean
+from outrider.audit.plan import TARGET_ONLY, Tolerances
+from outrider.audit.reference import Floats, Law, Reference, processed
+from outrider.audit.view import Table, Verdict, View, verdict_of
+from outrider.uniformity import rank_uniforms
+
+NAME, TITLE = "token-law", "Token law: sampled tokens against the target's own distribution"
+MAX_OUTSIDE = 0.01  # share of tokens at an edge of the nucleus, where rounding decides
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The tokens of one way. Shapes: uniforms [N]; excess [N - num_outside], surprisal less entropy in
+    nats, divided by nothing; spread, the standard deviation that the law gives each of them."""
+
+    way: str
+    uniforms: Floats
+    excess: Floats
+    spread: Floats
+    num_outside: int
+
+
+def score(way: str, answers: Sequence[Answer], reference: Reference, seed: int) -> Scored:
+    """Read the outputs of one way by the reference."""
+    rng = np.random.default_rng(seed)
+    uniforms, excess, spread, num_outside = [], [], [], 0
+    for answer in answers:
+        sampling = answer.ask.sampling
+        law = Law(sampling.temperature, sampling.top_p, sampling.top_k)
+        probs = processed(reference.logits(answer.ask.prompt.token_ids, answer.token_ids), law)
+        ids = np.array(answer.token_ids, dtype=np.int64)
+        uniforms.append(rank_uniforms(probs, ids, rng.random(len(ids))))
+        own = np.take_along_axis(probs, ids[:, None], 1)[:, 0]
+        inside = own > 0
+        num_outside += int((~inside).sum())
+        surprisals = -np.log(np.where(probs > 0, probs, 1.0))  # 0 where there is no probability
+        entropy = (probs * surprisals).sum(1)
+        variance = (probs * surprisals**2).sum(1) - entropy**2
+        excess.append((-np.log(np.where(inside, own, 1.0)) - entropy)[inside])
+        spread.append(np.sqrt(np.maximum(variance, 0.0))[inside])
+    return Scored(
+        way, np.concatenate(uniforms), np.concatenate(excess), np.concatenate(spread), num_outside
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """The two tests of one way."""
+
+    scored: Scored
+    distance: float
+    """Largest distance between the uniforms' distribution and the uniform one (Kolmogorov-Smirnov)."""
+    distance_p: float
+    surprisal_p: float
+    excess: Interval
+    """Mean surprisal less entropy, nats a token."""
+
+    def passes(self, alpha: float) -> bool:
+        """True if neither test finds anything."""
+        outside = self.scored.num_outside / max(len(self.scored.uniforms), 1)
+        return min(self.distance_p, self.surprisal_p) >= alpha and outside <= MAX_OUTSIDE
+
+
+def check(scored: Scored, confidence: float) -> Tested:
+    """Test the numbers of one way."""
+    from scipy import stats
+
+    found = stats.kstest(scored.uniforms, "uniform")
+    total = float(np.sqrt((scored.spread**2).sum()))
+    z = float(scored.excess.sum()) / total if total else 0.0
+    return Tested(
+        scored=scored,
+        distance=float(found.statistic),
+        distance_p=float(found.pvalue),
+        surprisal_p=float(2 * stats.norm.sf(abs(z))),
+        excess=mean(scored.excess, confidence),
+    )
+
+
+def token_law_view(
+    answers: Mapping[str, Sequence[Answer]],
+    reference: Reference | None,
+    tolerances: Tolerances,
+    seed: int,
+) -> View:
+    """Judge every way's tokens; the target alone is judged beside them."""
+    tolerance = (
+        f"both p-values at least {tolerances.alpha:g} for every way: of the Kolmogorov-Smirnov distance of "
+        "rank uniforms, and of the mean surprisal"
+    )
+    if reference is None:
+        reason = "the target's weights are not at hand: name their folder with --target"
+        return View.not_run(NAME, TITLE, tolerance, reason)
+    tested = [
+        check(score(way, some, reference, seed + index), tolerances.confidence)
+        for index, (way, some) in enumerate(answers.items())
+    ]
+    failed = [each.scored.way for each in tested if not each.passes(tolerances.alpha)]
+    return View(
+        name=NAME,
+        title=TITLE,
+        verdict=verdict_of(not failed),
+        tolerance=tolerance,
+        finding=_finding(tested, failed),
+        tables=[_table(tested, tolerances.confidence)],
+        data={
+            "reference": reference.description,
+            "ways": {each.scored.way: _json(each) for each in tested},
+        },
+    )
+
+
+def _finding(tested: Sequence[Tested], failed: Sequence[str]) -> str:
+    num = sum(len(each.scored.uniforms) for each in tested)
+    if not failed:
+        return f"{num:,} tokens follow the target's law as the reference computes it"
+    if TARGET_ONLY.name in failed:
+        return (
+            "the target alone does not follow the reference's law: other weights, other numerics, or a "
+            f"fault that has nothing to do with drafts; failed: {', '.join(failed)}"
+        )
+    return f"not the target's law: {', '.join(failed)}"
+
+
+def _table(tested: Sequence[Tested], confidence: float) -> Table:
+    headers = (
+        *("way", "tokens", "KS distance", "p", "surprisal less entropy, nats", "p"),
+        "outside the support",
+    )
+    rows = [
+        (
+            each.scored.way,
+            f"{len(each.scored.uniforms):,}",
+            f"{each.distance:.4f}",
+            f"{each.distance_p:.2g}",
+            f"{each.excess.told('+.4f')}",
+            f"{each.surprisal_p:.2g}",
+            str(each.scored.num_outside),
+        )
+        for each in tested
+    ]
+    return Table(headers, rows)
+
+
+def _json(tested: Tested) -> dict[str, Any]:
+    counts, _ = np.histogram(tested.scored.uniforms, bins=20, range=(0, 1))
+    return {
+        "num_tokens": len(tested.scored.uniforms),
+        "num_outside": tested.scored.num_outside,
+        "ks_distance": tested.distance,
+        "ks_p": tested.distance_p,
+        "surprisal_p": tested.surprisal_p,
+        "excess_surprisal_nats": tested.excess.as_json(),
+        "uniforms_histogram": counts.tolist(),
+    }
