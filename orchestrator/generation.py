@@ -3,8 +3,10 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -51,6 +53,9 @@ class Generation:
     num_discarded_tokens: int = 0
     was_admitted: bool = False
     was_cancelled: bool = False
+    logprobs: list[Any] = field(default_factory=list)
+    """Of every output token, where the request asked, as the verifiers told them."""
+    prompt_logprobs: Seq[Any] = ()
     pinned_drafter: Worker | None = None
     """The only drafter to be used; None leaves the choice to the pool."""
     _board: DraftBoard = field(default_factory=DraftBoard)
@@ -94,10 +99,16 @@ class Generation:
                     )
                     with right_of_way.hold(request.target.key, request.priority):
                         async for cycle in steps:
+                            self._keep_logprobs(cycle)
                             self.stats.ttft_ms = self.stats.ttft_ms or self.elapsed_ms
                             yield cycle
                 finally:
                     self._close(verification, drafting)
+
+    def _keep_logprobs(self, cycle: Cycle) -> None:
+        tokens = cycle.delivery.tokens
+        self.logprobs += [each.logprobs for each in tokens if each.logprobs is not None]
+        self.prompt_logprobs = self.prompt_logprobs or cycle.verdict.prompt_logprobs
 
     @contextmanager
     def _observed(self) -> Iterator[None]:

@@ -16,8 +16,6 @@ MAX_PRIORITY = 100
 # Parameters that are read but not built yet, with the value that changes nothing.
 NOT_SERVED: dict[str, object] = {
     "n": 1,
-    "logprobs": None,
-    "prompt_logprobs": None,
     "include_stop_str_in_output": False,
     "truncate_prompt_tokens": None,
     "constraint": None,

@@ -198,6 +198,7 @@ def _chunk(cycle: Cycle) -> generation_pb2.GenerateChunk:
         origins=[ORIGINS[token.origin] for token in delivery.tokens],
         pieces=delivery.pieces,
         trace=None if cycle.verdict.trace is None else _trace(cycle),
+        logprobs=[token.logprobs for token in delivery.tokens if token.logprobs is not None],
     )
 
 
@@ -222,6 +223,8 @@ def _complete(generation: Generation) -> generation_pb2.GenerateComplete:
         completion_tokens=len(output_ids),
         cached_tokens=generation.stats.cached_tokens,
         receipt=_receipt(generation),
+        logprobs=generation.logprobs,
+        prompt_logprobs=generation.prompt_logprobs,
     )
     if end.token_id is not None:
         complete.matched_token_id = end.token_id

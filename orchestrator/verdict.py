@@ -1,6 +1,7 @@
 """What a verifier decided, as the decode loop sees it."""
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,12 @@ class Verdict:
     features: StepFeatures = NO_FEATURES
     """The target's hidden states of what is committed, for the drafter; passed on as they are."""
 
+    logprobs: Sequence[Any] = ()
+    """One for each committed token, where the request asked; passed on as they are."""
+
+    prompt_logprobs: Sequence[Any] = ()
+    """Of the prompt, in the first verdict, where the request asked."""
+
     no_room_for_draft: bool = False
     """The draft was treated as none through no fault of the drafter's."""
 
@@ -69,6 +76,8 @@ class CommittedToken:
 
     token_id: int
     origin: Origin
+    logprobs: Any = None
+    """As the verifier told them; None: not asked."""
 
 
 def committed_tokens(draft: tuple[int, ...], verdict: Verdict) -> list[CommittedToken]:
@@ -76,5 +85,7 @@ def committed_tokens(draft: tuple[int, ...], verdict: Verdict) -> list[Committed
 
     The accepted tokens of the draft and the target's own token.
     """
-    tokens = [CommittedToken(draft[node], Origin.ACCEPTED) for node in verdict.accepted_nodes]
-    return [*tokens, CommittedToken(verdict.next_token_id, verdict.next_origin)]
+    tokens = [(draft[node], Origin.ACCEPTED) for node in verdict.accepted_nodes]
+    tokens.append((verdict.next_token_id, verdict.next_origin))
+    logprobs = verdict.logprobs or [None] * len(tokens)
+    return [CommittedToken(*each, own) for each, own in zip(tokens, logprobs, strict=True)]

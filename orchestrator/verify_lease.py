@@ -6,7 +6,7 @@ One open stream to one verifier for one sequence, kept in step by the KV ledger.
 import asyncio
 import enum
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 
@@ -96,9 +96,12 @@ class VerifyLease:
         timeout_s: float | None,
     ) -> "VerifyLease":
         """Start the stream; ``timeout_s`` is what the client's deadline leaves."""
+        sampling = request.sampling
+        if sequence.cycle:  # those of the prompt have been told
+            sampling = replace(sampling, prompt_logprobs=None)
         opening = verifier_pb2.VerifyOpen(
             sequence_id=sequence.sequence_id,
-            sampling=request.sampling.to_proto(),
+            sampling=sampling.to_proto(),
             mode=request.mode.value,
             ratio_rule=RATIO_RULES[request.plan.rule],
             seed=request.sampling.key,
@@ -230,6 +233,8 @@ class VerifyLease:
         origin = ORIGINS.get(verdict.next_token_kind)
         if not draft.has_path(nodes) or origin is None:
             raise VerifierLost("verifier sent a verdict that does not fit the draft")
+        if self.opening.sampling.HasField("logprobs") and len(verdict.logprobs) != len(nodes) + 1:
+            raise VerifierLost("verifier sent a verdict without its log probabilities")
         self.ledger.expect(len(sequence) + len(nodes))
         self.ledger.observe(verdict.cache_length)
         load = verdict.load
@@ -253,6 +258,8 @@ class VerifyLease:
             no_room_for_draft=verdict.no_room_for_draft,
             continuations=verdict.continuations if verdict.HasField("continuations") else None,
             features=StepFeatures(self.asked_layers, self.features.take()),
+            logprobs=tuple(verdict.logprobs),
+            prompt_logprobs=tuple(verdict.prompt_logprobs),
         )
 
     async def _lost(self, error: BaseException | None) -> VerifierLost:

@@ -49,7 +49,7 @@ class SamplingState:
     seen: npt.NDArray[np.bool_] | None = None
     counts: npt.NDArray[np.int32] | None = None
     tail: tuple[int, ...] = ()
-    """The last output ids, where bad words look at them."""
+    """The last ids, where bad words look at them."""
     constrained: Constrained | None = None
     plain: RowSampling = field(default_factory=RowSampling)
     """What all rows have in common."""
@@ -183,7 +183,7 @@ class SequenceState:
             seen, counts = self._counted(before)
         if sampling.bad_token_ids:
             longest = max(map(len, sampling.bad_token_ids)) - 1
-            tail = tuple(self._ids[num_prompt:][-longest:]) if longest else ()
+            tail = tuple(self._ids[-longest:]) if longest else ()
         if constrained is not None:
             constrained = constrained.behind(self._ids[num_prompt:])
         self._state = SamplingState(

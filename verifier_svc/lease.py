@@ -8,6 +8,7 @@ from outrider.errors import InvalidField
 from outrider.prefix import PrefixDigest
 from outrider.proposed import Proposed
 from outrider.sampling_state import SequenceState
+from verifier_svc.scoring import PromptScore
 from verifier_svc.verification import Law, Verification
 
 
@@ -60,6 +61,9 @@ class VerifierLease:
         self.digest.truncate(start)
         self.digest.extend(token_ids)
         self.states.tell(start, token_ids)
+        score = await self._score_prompt(start, token_ids)
+        if score is not None:
+            start, token_ids = score.end, token_ids[score.end :]
         job = Verification(
             cache=self.cache,
             law=self.law,
@@ -72,6 +76,7 @@ class VerifierLease:
             num_continuations=num_continuations,
             feature_layers=feature_layers,
             priority=self.priority,
+            prompt_score=score,
         )
         try:
             await self.engine.run(job)
@@ -83,6 +88,15 @@ class VerifierLease:
         self.digest.extend(accepted)
         self.states.tell(base, accepted)
         return job
+
+    async def _score_prompt(self, start: int, token_ids: Sequence[int]) -> PromptScore | None:
+        """Work out the log probabilities of the prompt, where a step that holds it is asked to."""
+        num_top, num_prompt_tokens = self.law.sampling.prompt_logprobs, self.law.num_prompt_tokens
+        if num_top is None or start > 0 or not 2 <= num_prompt_tokens <= len(token_ids):
+            return None
+        score = PromptScore(self.cache, token_ids[:num_prompt_tokens], num_top, self.priority)
+        await self.engine.run(score)
+        return score
 
     def close(self) -> None:
         """Give the KV back."""

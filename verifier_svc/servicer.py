@@ -166,7 +166,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     def _verdict(self, cycle: int, job: Verification, invalid: str) -> verifier_pb2.Verdict:
         assert job.decision is not None
         assert job.finished is not None
-        decision, finished = job.decision, job.finished
+        decision, finished, score = job.decision, job.finished, job.prompt_score
         if not job.proposes:
             kind = verifier_pb2.NEXT_TOKEN_KIND_ONLY
         elif job.is_accepted_whole:
@@ -183,13 +183,15 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             no_room_for_draft=bool(job.dropped),
             cached_tokens=max(finished.cached_tokens - job.begin, 0),
             queue_ms=finished.queue_ms,
-            compute_ms=finished.compute_ms,
+            compute_ms=finished.compute_ms + (score.compute_ms if score else 0),
             rows_in_pass=finished.rows_in_pass,
-            num_passes=finished.passes,
+            num_passes=finished.passes + (score.num_passes if score else 0),
             min_decision_margin=decision.min_margin,
             load=self.load(),
             trace=None if job.trace is None else job.trace.to_proto(),
             continuations=None if job.continuations is None else job.continuations.to_proto(),
+            logprobs=[each.to_proto() for each in job.logprobs],
+            prompt_logprobs=[each.to_proto() for each in score.logprobs] if score else (),
         )
 
 

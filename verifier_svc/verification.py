@@ -12,10 +12,12 @@ from outrider.distribution import RowSampling
 from outrider.engine import Finished, JobInput, SequenceCache, stacked_logits
 from outrider.explanation import StepTrace, explain
 from outrider.features import Features
+from outrider.logprobs import TokenLogprobs, token_logprobs
 from outrider.proposed import Proposed
 from outrider.sampling import AcceptanceRule, Mode, SamplingParams
 from outrider.sampling_state import SamplingState
 from outrider.tree import TreeLayout
+from verifier_svc.scoring import PromptScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Verification:
     num_continuations: int = 0
     feature_layers: tuple[int, ...] = ()
     priority: int = 0
+    prompt_score: PromptScore | None = None
+    """What was worked out of the prompt before, in the same step."""
     done: bool = False
     next: JobInput | None = None
     decision: Decision | None = None
@@ -53,6 +57,8 @@ class Verification:
     continuations: Continuations | None = None
     features: Features | None = None
     """Of the positions that were computed and committed."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of what is committed, where the sequence asks for them."""
     finished: Finished | None = None
     dropped: str = ""
     """Why the step's draft was left out."""
@@ -137,6 +143,16 @@ class VerificationHead:
 
     def __call__(self, finished: list[Finished]) -> None:
         """Decide; runs on the engine's thread."""
+        decisive = []
+        for entry in finished:
+            if isinstance(entry.job, PromptScore):
+                entry.job.take(entry, self.vocab_size)
+            else:
+                decisive.append(entry)
+        if decisive:
+            self._decide(decisive)
+
+    def _decide(self, finished: list[Finished]) -> None:
         jobs: list[Verification] = [entry.job for entry in finished]  # type: ignore[misc]
         requests = [
             ChainRequest(
@@ -170,5 +186,18 @@ class VerificationHead:
                 job.continuations = Continuations(rows, top.cpu().numpy())
             if job.feature_layers:
                 job.features = committed_features(entry, job.base, decision.accepted_nodes)
+            job.logprobs = self._logprobs(job, entry.logits, decision)
             job.settle(decision)
             job.decision, job.finished, job.done = decision, entry, True
+
+    def _logprobs(
+        self, job: Verification, logits: torch.Tensor, decision: Decision
+    ) -> list[TokenLogprobs]:
+        """Return those of the accepted tokens and of the one that follows; none if not wanted."""
+        num_top = job.law.sampling.logprobs
+        if num_top is None:
+            return []
+        nodes = decision.accepted_nodes
+        ids = [*(job.draft_token_ids[node] for node in nodes), decision.next_token_id]
+        rows = logits[[0, *(node + 1 for node in nodes)]]
+        return token_logprobs(rows, ids, num_top=num_top, vocab_size=self.vocab_size)

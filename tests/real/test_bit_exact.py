@@ -5,6 +5,7 @@ coupled.
 """
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -52,8 +53,10 @@ async def run(
     salt: str,
     **how: object,
 ) -> list[Output]:
-    """Answer all prompts at once."""
-    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **LAWS[law])
+    """Answer all prompts at once; ``how`` holds parameters of sampling and of speculation."""
+    names = {each.name for each in dataclasses.fields(SamplingParams)}
+    values = LAWS[law] | {name: how.pop(name) for name in names & how.keys()}
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **values)
     requests = [
         # A salt each: the prompts begin alike, and a cold prompt must not find its neighbour's.
         generate_request([("user", prompt)], sampling, cache_salt=f"{salt}-{index}", **how)
@@ -133,6 +136,33 @@ async def test_no_draft_changes_a_token(
     await check(
         services, plain, law, source=source, num_draft_tokens=num_draft_tokens, max_tokens=10
     )
+
+
+PARAMETERS: dict[str, object] = {
+    "frequency_penalty": 0.4,
+    "presence_penalty": 0.3,
+    "repetition_penalty": 1.15,
+    "logit_bias": ((28, 1.0), (284, -2.0)),
+    "bad_token_ids": ((198, 198), (253,)),
+    "logprobs": 4,
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+async def test_no_draft_changes_a_token_or_its_log_probability_under_penalties(
+    services: Cluster, law: str
+) -> None:
+    how = {"max_tokens": 16, **PARAMETERS}
+    plain = await run(services, law, PROMPTS, salt=f"{law}-bare", target_only=True, **how)
+    unhindered = await run(services, law, PROMPTS, salt=law, max_tokens=16, target_only=True)
+    assert ids(plain) != ids(unhindered)
+    for source, num in (("model", 3), ("suffix+recycling", 12), ("eagle3-tree", 12)):
+        drafts = {"sources": [source], "num_draft_tokens": num}
+        outputs = await run(services, law, PROMPTS, salt=f"{law}-{source}", **drafts, **how)
+        assert ids(outputs) == ids(plain)
+        for output, expected in zip(outputs, plain, strict=True):
+            assert list(output.complete.logprobs) == list(expected.complete.logprobs)
+            assert len(output.complete.logprobs) == 16
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cache
 from multiprocessing import get_context
 
 import numpy as np
@@ -20,7 +21,8 @@ from outrider.distribution import RowSampling
 from outrider.draft import Draft
 from outrider.proposal import Place, propose
 from outrider.proposed import Proposed
-from outrider.sampling import AcceptanceRule, Mode, proposal_key
+from outrider.sampling import AcceptanceRule, Mode, SamplingParams, proposal_key
+from outrider.sampling_state import SequenceState
 from tests.statistical.law import Floats, Ids, TableLaw
 
 VOCAB_SIZE = 6
@@ -46,10 +48,30 @@ class Setting:
     lengths: tuple[int, ...] = (1, 2, 3)
     redraws: bool = False
     """The verifier checks that tokens are what their counts draw."""
+    sampling: SamplingParams | None = None
+    """What rows follow that depend on the text; in place of ``row`` and ``draft_row``."""
+
+    def rows(
+        self, context: Sequence[int], token_ids: Sequence[int] = ()
+    ) -> tuple[RowSampling, ...]:
+        """How the target processes the rows behind a text and behind each draft token."""
+        if self.sampling is None:
+            return (self.row,) * (len(token_ids) + 1)
+        return text_rows(self.sampling, tuple(context), tuple(token_ids))
 
     def length(self, key: int, cycle: int) -> int:
         """How many tokens are drafted; fixed before the first is drawn."""
         return self.lengths[(key + cycle) % len(self.lengths)]
+
+
+@cache
+def text_rows(
+    sampling: SamplingParams, context: tuple[int, ...], token_ids: tuple[int, ...]
+) -> tuple[RowSampling, ...]:
+    """Ask as verifier and drafter do; there are few different texts."""
+    states = SequenceState(sampling, len(PROMPT), VOCAB_SIZE)
+    states.tell(0, context)
+    return states.state().rows(token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +128,7 @@ def draft(
         rows = np.array([[*contexts[i], *drawn[i]][-2:] for i in active])
         proposals = propose(
             torch.tensor(setting.draft.rows(rows), dtype=torch.float32),
-            [setting.draft_row] * len(active),
+            [draft_row(setting, [*contexts[i], *drawn[i]]) for i in active],
             [
                 Place(
                     proposal_key(keys[i]),
@@ -132,6 +154,11 @@ def draft(
         tokens = tuple(ids[num_guesses:])
         made.append(Ahead(tuple(ids[:num_guesses]), Proposed.of(Draft(tokens, "model", travels))))
     return made
+
+
+def draft_row(setting: Setting, text: Sequence[int]) -> RowSampling:
+    """How the drafter processes the row behind a text."""
+    return setting.draft_row if setting.sampling is None else setting.rows(text)[0]
 
 
 def drafts_of(setting: Setting, runs: Sequence[Run], cycle: int, tally: Tally) -> list[Proposed]:
@@ -185,7 +212,7 @@ def turn(setting: Setting, runs: Sequence[Run], cycle: int, tally: Tally) -> Non
         text = [*run.context, *proposed.token_ids]
         base = len(run.context)
         contexts += [text[end - 2 : end] for end in range(base, len(text) + 1)]
-        rows = (setting.row,) * (len(proposed.token_ids) + 1)
+        rows = setting.rows(run.context, proposed.token_ids)
         requests.append(
             ChainRequest(proposed, rows, Mode.RATIO, run.key, base, cycle, setting.rule)
         )
@@ -199,7 +226,7 @@ def turn(setting: Setting, runs: Sequence[Run], cycle: int, tally: Tally) -> Non
     at = 0
     for run, request, ahead, decision in zip(runs, requests, behind, decisions, strict=True):
         tokens, accepted = request.draft_token_ids, decision.num_accepted
-        if tokens and not request.proposed.is_corrected:
+        if tokens and setting.sampling is None and not request.proposed.is_corrected:
             scaled = np.exp(logits[at : at + len(tokens)] / setting.row.temperature)
             p = scaled / scaled.sum(-1, keepdims=True)
             tally.surprises.append(accepted - expected_length(request, p))
