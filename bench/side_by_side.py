@@ -35,9 +35,9 @@ from bench.peers.page import Setting, of_streams, stream_counts, write_page
 from bench.peers.plain_draft import write_plain_draft
 from bench.peers.process import Peer, PeerError
 from bench.peers.turn import Played, Turn
-from outrider.questions import load_questions
 from bench.report import print_table, write_report
 from outrider.checkpoints import prepare
+from outrider.questions import load_questions
 
 DOCS = Path("docs")
 PLAIN_DRAFT = Path("build/models/smollm2-135m-instruct-plain-draft")

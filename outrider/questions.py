@@ -38,7 +38,9 @@ class Question:
 OWN = (
     Question("summarization", f"Summarise in two sentences: {STORY}"),
     Question("qa", "Which gas do plants take from the air, and what do they give back?"),
-    Question("math_reasoning", "A box holds 12 eggs. How many boxes are needed for 150 eggs?", "13"),
+    Question(
+        "math_reasoning", "A box holds 12 eggs. How many boxes are needed for 150 eggs?", "13"
+    ),
     Question("translation", "Translate to German: The library opens at nine in the morning."),
     Question("rag", f"{STORY}\n\nUsing only this text: how did the islanders pay for the bread?"),
     Question("coding", "Write a Python function that reverses the words of a sentence."),

@@ -86,7 +86,9 @@ def _finding(scores: Sequence[Score], failed: Sequence[Score], is_vacuous: bool)
         worst = failed[0]
         compared = worst.arm.compared
         if compared is None:
-            return f"{worst.arm.mode}: the target alone solves {worst.loss.told()} more of the tasks"
+            return (
+                f"{worst.arm.mode}: the target alone solves {worst.loss.told()} more of the tasks"
+            )
         num = sum(not each.is_tie for each in compared.differences)
         return f"{worst.arm.mode}: {num} of {compared.num_outputs} outputs differ from the target's own"
     if is_vacuous:
@@ -99,7 +101,15 @@ def _finding(scores: Sequence[Score], failed: Sequence[Score], is_vacuous: bool)
 
 
 def _table(scores: Sequence[Score]) -> Table:
-    headers = ("mode", "way", "tasks", "judged", "target-only solves", "speculative solves", "equal outputs")
+    headers = (
+        "mode",
+        "way",
+        "tasks",
+        "judged",
+        "target-only solves",
+        "speculative solves",
+        "equal outputs",
+    )
     rows = [
         (
             each.arm.mode,

@@ -58,6 +58,7 @@ class Asker:
     """
 
     client: Client
+    model: str
     salt: str
     timeout_s: float
     told: Callable[[], None]
@@ -75,9 +76,12 @@ class Asker:
             self.told()
             return answer
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(ask)) for ask in asks]
-        return [task.result() for task in tasks]
+        tasks = [asyncio.create_task(one(ask)) for ask in asks]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:  # of the others, if one failed
+                task.cancel()
 
     async def margin(self, ask: Ask, output_ids: Sequence[int]) -> float:
         """Return the lead with which the target alone decides what follows an output."""
@@ -118,6 +122,7 @@ class Asker:
         return generate_request(
             ask.prompt.token_ids,
             ask.sampling,
+            model=self.model,
             target_only=alone,
             sources=() if alone else way.sources,
             num_draft_tokens=None if alone else way.num_draft_tokens,

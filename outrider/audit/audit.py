@@ -50,7 +50,7 @@ class Audit:
     asker: Asker
     plan: Plan
     prompts: Sequence[Prompt]
-    reference: Reference | None
+    reference: Reference
     row_invariant: bool
     tasks: dict[str, Sequence[Task]]
     told: Callable[[str, int], None]
@@ -148,11 +148,8 @@ class Audit:
 
     async def _greedy_view(self, answers: ByWay) -> View:
         compared, limit = await self._compare(answers)
-        seen = []
-        if self.reference is not None:
-            self.told("reading greedy outputs", 0)
-            for some in answers.values():
-                seen.append(await asyncio.to_thread(gaps, some, self.reference))
+        self.told("reading greedy outputs", 0)
+        seen = [await gaps(some, self.reference) for some in answers.values()]
         tolerances = self.plan.tolerances
         return equality_view(
             "greedy",
@@ -175,9 +172,7 @@ class Audit:
         every = {name: [*seeded[name], *sampled[name]]}
         every |= {way: some for way, some in (seeded | sampled).items() if way != name}
         plan = self.plan
-        return await asyncio.to_thread(
-            token_law.token_law_view, every, self.reference, plan.tolerances, plan.seed
-        )
+        return await token_law.token_law_view(every, self.reference, plan.tolerances, plan.seed)
 
     async def _accuracy(self, name: str, tasks: Sequence[Task]) -> View:
         by_number = {task.prompt.number: task for task in tasks}
@@ -188,7 +183,10 @@ class Audit:
             ("block", AcceptanceRule.BLOCK, TASK_TEMPERATURE),
         ):
             ways = [TARGET_ONLY, *self.plan.forced(rule)]
-            asks = [[Ask(task.prompt, way, self._of_task(task, temperature)) for way in ways] for task in tasks]
+            asks = [
+                [Ask(task.prompt, way, self._of_task(task, temperature)) for way in ways]
+                for task in tasks
+            ]
             answers = await self._ask(f"{name}, {mode}", asks)
             plain = answers[TARGET_ONLY.name]
             compared, _ = await self._compare(answers)

@@ -21,7 +21,12 @@ def draw(views: Sequence[View], path: Path) -> None:
     """Draw every view that has something to show, and the verdicts of all."""
     from matplotlib.figure import Figure
 
-    panels = [(title, panel, view.data) for view in views if view.data for title, panel in PANELS.get(view.name, ())]
+    panels = [
+        (title, panel, view.data)
+        for view in views
+        if view.data
+        for title, panel in PANELS.get(view.name, ())
+    ]
     num_rows = -(-(1 + len(panels)) // NUM_COLUMNS)
     size = (PANEL_INCHES[0] * NUM_COLUMNS, PANEL_INCHES[1] * num_rows)
     figure = Figure(figsize=size, layout="constrained")
@@ -94,7 +99,8 @@ def _classes(axes: "Axes", data: dict[str, Any]) -> None:
     height = 0.8 / max(len(data), 1)
     for index, (way, found) in enumerate(data.items()):
         lengths = [
-            found["by_class"].get(each, {}).get("mean_acceptance_length", np.nan) for each in classes
+            found["by_class"].get(each, {}).get("mean_acceptance_length", np.nan)
+            for each in classes
         ]
         places = np.arange(len(classes)) + index * height
         axes.barh(places, np.subtract(lengths, 1), height, left=1, label=way)
@@ -130,9 +136,19 @@ def _accuracy(axes: "Axes", data: dict[str, Any]) -> None:
         highs = np.subtract([arm[key]["high"] for arm in data["arms"]], values)
         places = np.arange(len(values)) + offset
         axes.errorbar(
-            values, places, xerr=[lows, highs], fmt="o", color=colour, capsize=3, label=key.replace("_", "-")
+            values,
+            places,
+            xerr=[lows, highs],
+            fmt="o",
+            color=colour,
+            capsize=3,
+            label=key.replace("_", "-"),
         )
-    axes.set_yticks(range(len(data["arms"])), [f"{arm['mode']}\n{arm['way']}" for arm in data["arms"]], fontsize=7)
+    axes.set_yticks(
+        range(len(data["arms"])),
+        [f"{arm['mode']}\n{arm['way']}" for arm in data["arms"]],
+        fontsize=7,
+    )
     axes.set_xlim(-0.02, 1)
     axes.set_xlabel("share of tasks solved")
     axes.legend(fontsize=7)

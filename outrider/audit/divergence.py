@@ -82,7 +82,9 @@ def divergence_view(
         for kind, size, measure in KINDS
     ]
     failed = [each for each in found if not each.passes]
-    limits = f"{tolerances.max_kl_excess:g} nats (tokens) and {tolerances.max_ngram_excess:g} (n-grams)"
+    limits = (
+        f"{tolerances.max_kl_excess:g} nats (tokens) and {tolerances.max_ngram_excess:g} (n-grams)"
+    )
     return View(
         name=NAME,
         title=TITLE,
@@ -110,7 +112,9 @@ def excess_of(
         own = [answer for answer in target_only if answer.ask.prompt.number == number]
         half = len(own) // 2
         theirs = [answer for answer in answers if answer.ask.prompt.number == number]
-        one, other, spec = _aligned([grams(some, size) for some in (own[:half], own[half:], theirs)])
+        one, other, spec = _aligned(
+            [grams(some, size) for some in (own[:half], own[half:], theirs)]
+        )
         if not (one.any() and other.any() and spec.any()):
             continue  # every output was too short for an n-gram
         null = (measure(one, other) + measure(other, one)) / 2

@@ -1,13 +1,13 @@
 """Outputs that must be equal, id by id, and what is known of the places where they are not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from outrider.audit.asking import Answer, Asker
 from outrider.audit.intervals import share
-from outrider.audit.reference import Reference
+from outrider.audit.reference import Law, Reference
 from outrider.audit.view import Table, Verdict, View, verdict_of
 from outrider.ties import TIE
 
@@ -87,14 +87,13 @@ async def compare(
     )
 
 
-def gaps(answers: Sequence[Answer], reference: Reference) -> Gaps:
+async def gaps(answers: Sequence[Answer], reference: Reference) -> Gaps:
     """Let the reference read greedy outputs."""
-    found = []
+    leads = []
     for answer in answers:
-        logits = reference.logits(answer.ask.prompt.token_ids, answer.token_ids)
-        own = np.take_along_axis(logits, np.array(answer.token_ids)[:, None], 1)[:, 0]
-        found.append(logits.max(1) - own)
-    every = np.concatenate(found)
+        rows = await reference.read(answer.ask.prompt.token_ids, answer.token_ids, Law())
+        leads.append(rows.lead)
+    every = np.concatenate(leads)
     return Gaps(answers[0].ask.way.name, len(every), int((every > 0).sum()), float(every.max()))
 
 
@@ -202,4 +201,3 @@ def _tables(
             Table(("way", "tokens", "reference prefers another", "by at most, logits"), read)
         )
     return tables
-

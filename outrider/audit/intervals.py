@@ -68,8 +68,6 @@ def bootstrap(
     ``statistic`` takes the indices of the units that count, [num_units].
     """
     rng = np.random.default_rng(seed)
-    found = [
-        statistic(rng.integers(num_units, size=num_units)) for _ in range(NUM_RESAMPLES)
-    ]
+    found = [statistic(rng.integers(num_units, size=num_units)) for _ in range(NUM_RESAMPLES)]
     low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(statistic(np.arange(num_units)), float(low), float(high))

@@ -1,7 +1,6 @@
 """How long first and later tokens take, with speculation and without."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +34,7 @@ def slowdown(
     ratios = ratios[np.isfinite(ratios)]
     if not len(ratios):
         return Interval(1.0, 0.0, np.inf)
-    return bootstrap(
-        lambda chosen: float(np.median(ratios[chosen])), len(ratios), confidence, seed
-    )
+    return bootstrap(lambda chosen: float(np.median(ratios[chosen])), len(ratios), confidence, seed)
 
 
 def latency_view(
@@ -86,7 +83,13 @@ def _table(answers: Mapping[str, Sequence[Answer]], ratios: Mapping[str, Interva
     def told(values: Floats) -> str:
         return " / ".join(f"{each:.1f}" for each in _quantiles(values).values())
 
-    headers = ("way", "requests", "TTFT ms, p50 / p90 / p99", "TPOT ms, p50 / p90 / p99", "TPOT ratio")
+    headers = (
+        "way",
+        "requests",
+        "TTFT ms, p50 / p90 / p99",
+        "TPOT ms, p50 / p90 / p99",
+        "TPOT ratio",
+    )
     rows = [
         (
             way,

@@ -20,9 +20,7 @@ class Program:
 
     def is_solved_by(self, completion: str) -> bool:
         """Return True if the completed function passes its tests."""
-        return runs_well(
-            f"{self.text}{completion}\n{self.test}\ncheck({self.entry_point})\n"
-        )
+        return runs_well(f"{self.text}{completion}\n{self.test}\ncheck({self.entry_point})\n")
 
 
 def load_programs(num_programs: int) -> list[Program]:

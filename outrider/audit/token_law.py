@@ -14,8 +14,8 @@ import numpy as np
 from outrider.audit.asking import Answer
 from outrider.audit.intervals import Interval, mean
 from outrider.audit.plan import TARGET_ONLY, Tolerances
-from outrider.audit.reference import Floats, Law, Reference, processed
-from outrider.audit.view import Table, Verdict, View, verdict_of
+from outrider.audit.reference import Floats, Law, Reference
+from outrider.audit.view import Table, View, verdict_of
 from outrider.uniformity import rank_uniforms
 
 NAME, TITLE = "token-law", "Token law: sampled tokens against the target's own distribution"
@@ -24,8 +24,12 @@ MAX_OUTSIDE = 0.01  # share of tokens at an edge of the nucleus, where rounding 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The tokens of one way. Shapes: uniforms [N]; excess [N - num_outside], surprisal less entropy in
-    nats, divided by nothing; spread, the standard deviation that the law gives each of them."""
+    """The tokens of one way, as the reference sees them.
+
+    ``num_outside``: tokens that the law does not allow at all. Shapes: uniforms [N]; excess, surprisal
+    less entropy in nats, and spread, the standard deviation that the law gives it, both
+    [N - num_outside].
+    """
 
     way: str
     uniforms: Floats
@@ -34,17 +38,17 @@ class Scored:
     num_outside: int
 
 
-def score(way: str, answers: Sequence[Answer], reference: Reference, seed: int) -> Scored:
-    """Read the outputs of one way by the reference."""
+async def score(way: str, answers: Sequence[Answer], reference: Reference, seed: int) -> Scored:
+    """Let the reference read the outputs of one way."""
     rng = np.random.default_rng(seed)
     uniforms, excess, spread, num_outside = [], [], [], 0
     for answer in answers:
         sampling = answer.ask.sampling
         law = Law(sampling.temperature, sampling.top_p, sampling.top_k)
-        probs = processed(reference.logits(answer.ask.prompt.token_ids, answer.token_ids), law)
-        ids = np.array(answer.token_ids, dtype=np.int64)
-        uniforms.append(rank_uniforms(probs, ids, rng.random(len(ids))))
-        own = np.take_along_axis(probs, ids[:, None], 1)[:, 0]
+        rows = await reference.read(answer.ask.prompt.token_ids, answer.token_ids, law)
+        probs = rows.probs
+        uniforms.append(rank_uniforms(probs, rows.outcomes, rng.random(len(rows.outcomes))))
+        own = np.take_along_axis(probs, rows.outcomes[:, None], 1)[:, 0]
         inside = own > 0
         num_outside += int((~inside).sum())
         surprisals = -np.log(np.where(probs > 0, probs, 1.0))  # 0 where there is no probability
@@ -91,9 +95,9 @@ def check(scored: Scored, confidence: float) -> Tested:
     )
 
 
-def token_law_view(
+async def token_law_view(
     answers: Mapping[str, Sequence[Answer]],
-    reference: Reference | None,
+    reference: Reference,
     tolerances: Tolerances,
     seed: int,
 ) -> View:
@@ -102,11 +106,8 @@ def token_law_view(
         f"both p-values at least {tolerances.alpha:g} for every way: of the Kolmogorov-Smirnov distance of "
         "rank uniforms, and of the mean surprisal"
     )
-    if reference is None:
-        reason = "the target's weights are not at hand: name their folder with --target"
-        return View.not_run(NAME, TITLE, tolerance, reason)
     tested = [
-        check(score(way, some, reference, seed + index), tolerances.confidence)
+        check(await score(way, some, reference, seed + index), tolerances.confidence)
         for index, (way, some) in enumerate(answers.items())
     ]
     failed = [each.scored.way for each in tested if not each.passes(tolerances.alpha)]

@@ -11,6 +11,7 @@ import typer
 from rich.text import Text
 
 import outrider
+from outrider.cli.audit_command import audit
 from outrider.cli.demo import run_demo
 from outrider.cli.flags import Address, Device, by_flag
 from outrider.cli.generate import GenerateOptions, run_generate
@@ -246,6 +247,7 @@ def demo(
     run_demo(models, max_tokens=max_tokens, num_prompts=num_prompts)
 
 
+app.command()(audit)
 app.command()(write)
 app.command()(train)
 
