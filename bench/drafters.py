@@ -99,6 +99,11 @@ class Score:
         """Take an answer in."""
         self.receipts.append((category, receipt, num_tokens))
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all answers behind the first; runs over other questions are pooled by them."""
+        return sum(num - 1 for _, _, num in self.receipts)
+
     def mean_acceptance_length(self, categories: Iterable[str] = ()) -> float:
         """Tokens per target pass after the first, cycles without a draft included."""
         wanted = set(categories)
@@ -122,7 +127,7 @@ class Score:
     def tokens_per_s(self) -> float:
         """Tokens after the first over the time after the first."""
         total_s = sum(r.total_ms - r.ttft_ms for _, r, _ in self.receipts) / 1e3
-        return sum(num - 1 for _, _, num in self.receipts) / max(total_s, 1e-9)
+        return self.num_tokens / max(total_s, 1e-9)
 
     def per_pass(self, name: str) -> float:
         """Return a time of the receipts per target pass, in ms."""
@@ -165,7 +170,7 @@ async def run(options: argparse.Namespace) -> None:
     prepared = prepare()
     target = prepared.target
     drafters = options.draft or [prepared.draft, *prepared.heads]
-    questions = load_questions(options.questions)
+    questions = load_questions(options.questions)[options.skip :]
     contestants = [
         c
         for c in CONTESTANTS
@@ -229,6 +234,7 @@ def write(
         for each in contestants:
             score = scores[each, temperature]
             details[f"{each.name}, temperature {temperature}"] = {
+                "num_tokens": score.num_tokens,
                 "mean_acceptance_length": score.mean_acceptance_length(),
                 "mean_acceptance_length_by_category": {
                     name: score.mean_acceptance_length([name])
@@ -304,6 +310,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     full = os.environ.get("FULL") == "1"
     parser.add_argument("--questions", type=int, default=120 if full else 24)
+    parser.add_argument(
+        "--skip", type=int, default=0, help="pass over the first ones, measured in an earlier run"
+    )
     parser.add_argument("--tokens", type=int, default=96, help="longest answer")
     parser.add_argument("--sources", nargs="+", default=[], help="by default all")
     parser.add_argument("--max-draft-tokens", type=int, default=MAX_DRAFT_TOKENS)

@@ -4,8 +4,8 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 # Read once, when grpc is imported; gRPC's own lines are no JSON, and its errors reach us as codes.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -15,18 +15,24 @@ from prometheus_client import CollectorRegistry
 
 from orchestrator.admission import Admission
 from orchestrator.discovery import is_name
-from orchestrator.metrics import OrchestratorMetrics, PresentState
+from orchestrator.metrics import OrchestratorMetrics, PolicyState, PresentState, ReceiptState
+from orchestrator.policy_in_force import PolicyInForce
+from orchestrator.receipt_log import ReceiptLog
+from orchestrator.receipt_store import ReceiptStore
 from orchestrator.right_of_way import RightOfWay
 from orchestrator.servicer import GenerationServicer
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.supervision import Place, Supervisor
 from orchestrator.worker import Role, Worker
 from orchestrator.workers import WorkerPool
+from outrider.policy import Policy
+from outrider.receipts import to_line
 from outrider.serving.channel import open_channel
 from outrider.serving.metrics import serving_metrics
 from outrider.serving.process import run
 from outrider.serving.server import Waiting
 from outrider.serving.settings import parse_settings
+from outrider.serving.signals import on_hangup
 from outrider.v1 import generation_pb2_grpc
 
 SERVICE_NAMES = ("outrider.v1.GenerationService",)
@@ -47,6 +53,7 @@ def places(settings: OrchestratorSettings) -> list[Place]:
                 open_channel(address),
                 step_time=settings.step_time,
                 max_failures=settings.max_worker_failures,
+                place=target,
             )
 
         return Place(target, role, new_worker)
@@ -65,6 +72,40 @@ def obstacle(pool: WorkerPool, settings: OrchestratorSettings) -> str:
     return "; ".join([pool.obstacle(), *missing])
 
 
+def policy_of(settings: OrchestratorSettings) -> PolicyInForce:
+    """Return the policy that the settings name or describe; Raises: PolicyError."""
+    if settings.policy is None:
+        return PolicyInForce(settings.policy_of_flags)
+    known = set(settings.drafter)
+    has_names = any(is_name(target) for target in known)
+
+    def object_to(policy: Policy) -> list[str]:
+        """Return which drafters are named that nobody is going to look for."""
+        if has_names:  # whose addresses may be anything
+            return []
+        return [
+            f"classes[{index}].drafters: {drafter} is none of --drafter"
+            for index, each in enumerate(policy.classes)
+            for drafter in each.drafters
+            if drafter not in known
+        ]
+
+    return PolicyInForce.of_file(settings.policy, object_to)
+
+
+@contextmanager
+def _open_receipt_log(settings: OrchestratorSettings) -> Iterator[ReceiptLog | None]:
+    if settings.receipt_log is None:
+        yield None
+        return
+    receipt_log = ReceiptLog(settings.receipt_log, to_line)
+    receipt_log.open()
+    try:
+        yield receipt_log
+    finally:
+        receipt_log.close()
+
+
 @asynccontextmanager
 async def open_orchestrator(settings: OrchestratorSettings) -> AsyncIterator[Waiting]:
     """Watch the workers; ready once a verifier is, and answers before what needs none."""
@@ -79,6 +120,7 @@ async def open_orchestrator(settings: OrchestratorSettings) -> AsyncIterator[Wai
 async def _open_measured(
     settings: OrchestratorSettings, registry: CollectorRegistry
 ) -> AsyncIterator[Waiting]:
+    policies = policy_of(settings)
     pool = WorkerPool(
         workers=[],
         template_overrides=frozenset(settings.allow_template_difference),
@@ -86,13 +128,9 @@ async def _open_measured(
         has_canary=settings.canary,
         right_of_way=RightOfWay(settings.priority_budget),
     )
-    supervision = asyncio.create_task(Supervisor(pool, places(settings)).run())
     admission = Admission(settings.max_running, settings.max_waiting)
-    registry.register(PresentState(pool, admission))
-    servicer = GenerationServicer(pool, admission, settings.policy, OrchestratorMetrics(registry))
-
-    def register(server: grpc.aio.Server) -> None:
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+    receipts = ReceiptStore(settings.max_receipts, settings.max_receipt_age_s)
+    supervision = asyncio.create_task(Supervisor(pool, places(settings)).run())
 
     async def until_ready() -> None:
         while not pool.targets:
@@ -101,13 +139,40 @@ async def _open_measured(
             await asyncio.sleep(POLL_S)
 
     try:
-        yield Waiting(register, EARLY, lambda: obstacle(pool, settings), until_ready)
+        with _open_receipt_log(settings) as receipt_log, _hangups(policies, receipt_log):
+            registry.register(PresentState(pool, admission))
+            registry.register(PolicyState(policies))
+            registry.register(ReceiptState(receipts, receipt_log))
+            servicer = GenerationServicer(
+                pool, admission, policies, OrchestratorMetrics(registry), receipts, receipt_log
+            )
+
+            def register(server: grpc.aio.Server) -> None:
+                generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+
+            yield Waiting(register, EARLY, lambda: obstacle(pool, settings), until_ready)
     finally:
         supervision.cancel()
         with suppress(asyncio.CancelledError):
             await supervision
         for worker in pool.workers:
             await worker.channel.close()
+
+
+@contextmanager
+def _hangups(policies: PolicyInForce, receipt_log: ReceiptLog | None) -> Iterator[None]:
+    """Let SIGHUP read the policy again, and open the receipt log anew."""
+    reloads: set[asyncio.Task[None]] = set()
+
+    def hang_up() -> None:
+        if receipt_log is not None:
+            receipt_log.reopen()
+        reload = asyncio.create_task(policies.reload())
+        reloads.add(reload)
+        reload.add_done_callback(reloads.discard)
+
+    with on_hangup(hang_up):
+        yield
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

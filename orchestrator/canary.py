@@ -7,11 +7,12 @@ import structlog
 
 from orchestrator.admission import Admission
 from orchestrator.generation import Generation
-from orchestrator.policy import ON, ConstantLength, SpeculationPlan
+from orchestrator.policy import ConstantLength, SpeculationPlan
 from orchestrator.request import Request
 from orchestrator.worker import Worker
 from orchestrator.workers import Target, WorkerPool
 from outrider.identity.probe import PROBE_LINES
+from outrider.policy import ON
 from outrider.sampling import SamplingParams
 from outrider.ties import TIE
 

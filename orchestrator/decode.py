@@ -4,14 +4,14 @@ Draft, verify, commit, stream. Target-only is the same loop with empty drafts.
 """
 
 from collections.abc import AsyncIterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.drafting import Drafting
 from orchestrator.receipt import Stats
 from orchestrator.sequence import Sequence
-from orchestrator.transcript import Delivery, Transcript
-from orchestrator.verdict import Verdict, committed_tokens
+from orchestrator.transcript import Delivery
+from orchestrator.verdict import CommittedToken, Verdict, committed_tokens
 from outrider.draft import Draft
 
 
@@ -24,6 +24,49 @@ class Cycle:
     draft: Draft
     verdict: Verdict
     delivery: Delivery
+
+
+class Drafts(Protocol):
+    """The drafter side of one sequence; never fails, falls back instead."""
+
+    async def draft_for(self, sequence: Sequence) -> Draft:
+        """Return the draft for the sequence as it is now; empty if there is none."""
+        ...
+
+    async def prepare_next(self, sequence: Sequence, pending: Draft) -> None:
+        """Let the drafter work on what follows while ``pending`` is being verified."""
+        ...
+
+    def learn(self, draft: Draft, verdict: Verdict) -> None:
+        """Take in what came of a draft."""
+        ...
+
+    @property
+    def num_continuations(self) -> int:
+        """Most likely ids of every verified row that the drafter wants to learn from."""
+        ...
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Layers of the target whose hidden states the drafter wants."""
+        ...
+
+    @property
+    def num_heals(self) -> int:
+        """Times that the drafter's KV was not what was expected, known once it is closed."""
+        ...
+
+    def close(self) -> None:
+        """End the drafter's lease."""
+        ...
+
+
+class Deliverer(Protocol):
+    """What turns committed tokens into an output."""
+
+    def take(self, tokens: Seq[CommittedToken]) -> Delivery:
+        """Return what is delivered of a cycle's tokens."""
+        ...
 
 
 class Verification(Protocol):
@@ -54,8 +97,8 @@ class Verification(Protocol):
 async def decode(
     sequence: Sequence,
     verification: Verification,
-    drafting: Drafting,
-    transcript: Transcript,
+    drafting: Drafts,
+    transcript: Deliverer,
     stats: Stats,
 ) -> AsyncIterator[Cycle]:
     """Yield each cycle as it is committed until the sequence is finished.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from orchestrator.acceptance_estimate import SequenceAcceptance
+from orchestrator.agreement import Agreement
 from orchestrator.estimates import Lane
 from orchestrator.expected_rate import expected_rates, rates_by_margin
 from orchestrator.off_switch import MIN_GAIN
@@ -37,6 +38,7 @@ class Reason(enum.Enum):
     SWITCHED_OFF = "switched_off"  # no draft of the source has paid for anyone
     PROBE = "probe"  # switched off, tried again
     EXPLORED = "explored"  # tried so that estimates stay true
+    LOW_AGREEMENT = "low_agreement"  # too few draft tokens of the class were accepted
     SHORTENED = "pressure_shortened"
     STOPPED = "pressure_stopped"
     GAVE_WAY = "gave_way"  # to requests of a higher priority
@@ -60,9 +62,9 @@ class Choice:
         return bool(self.num_tokens) or self.reason is not Reason.EXPLORED
 
 
-def uniform(request_id: str, cycle: int) -> float:
-    """Return a number in [0, 1) that request and cycle alone decide."""
-    digest = blake2b(f"{cycle} {request_id}".encode(), digest_size=8).digest()
+def uniform(sequence_id: str, cycle: int) -> float:
+    """Return a number in [0, 1) that sequence and cycle alone decide."""
+    digest = blake2b(f"{cycle} {sequence_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64
 
 
@@ -74,12 +76,14 @@ class DraftLength:
     """
 
     plan: SpeculationPlan
-    request_id: str = ""
+    sequence_id: str = ""
     lane: Lane = field(default_factory=Lane)
     limit: int = 1 << 16
     pressure: Callable[[], Pressure] = lambda: Pressure.NONE
     most_tokens: Callable[[], int | None] = lambda: None
     """The longest draft that others allow; None: any."""
+    agreement: Agreement | None = None
+    """What the request's class has seen of the source; None: any is enough."""
     own: SequenceAcceptance = field(default_factory=SequenceAcceptance)
     present: int | None = None
     """The length that choices stay with; None before the first."""
@@ -92,21 +96,18 @@ class DraftLength:
     def choose(self, cycle: int) -> Choice:
         """Return the choice of a cycle, the same however often it is asked for."""
         if self._choice is None or self._choice.cycle != cycle:
-            schedule = self.plan.num_draft_tokens
-            if isinstance(schedule, AutoLength):
-                choice = self._decide(cycle, min(schedule.max_draft_tokens, self.limit))
-                self.lane.source.note_choice(choice.num_tokens, choice.gain)
-            else:
-                choice = Choice(cycle, schedule(cycle), Reason.FIXED)
+            choice = self._disagreed(cycle) or self._planned(cycle)
             most = self.most_tokens()
             if most is not None and choice.num_tokens > most:
-                choice = Choice(cycle, most, Reason.GAVE_WAY, choice.gain)
+                allowed = most if most >= self._fewest else 0
+                choice = Choice(cycle, allowed, Reason.GAVE_WAY, choice.gain)
             self._choice = choice
         return self._choice
 
-    def bind(self, lane: Lane, limit: int) -> None:
+    def bind(self, lane: Lane, limit: int, agreement: Agreement | None = None) -> None:
         """Choose for another drafter from the next choice on."""
         self.lane, self.limit, self._was_asked = lane, max(limit, 1), False
+        self.agreement = agreement
 
     def max_wait_s(self, choice: Choice) -> float | None:
         """Return how long a draft may be waited for and still pay if all of it is accepted.
@@ -145,8 +146,12 @@ class DraftLength:
             self.own.observe(num_accepted, len(draft))
             if draft.logit_margins and not self.plan.uses_drafts_whole:
                 source.margins.observe(draft.logit_margins, num_accepted)
+        if self.agreement is not None and draft.num_proposed:
+            self.agreement.observe(num_accepted, draft.num_proposed)
+            if not (self.agreement.switch.is_off and self.num_tries_left):
+                self.agreement.judge()
         if source.switch.is_off and not self.num_tries_left:
-            source.switch.note(_best(self._rates(min(START, self.limit)))[1])
+            source.switch.note(_gain(self._rates(min(START, self.limit))))
 
     def trim(self, draft: Draft) -> Draft:
         """Cut a chain where its margins say that the rest is not worth its rows.
@@ -163,56 +168,103 @@ class DraftLength:
         ):
             return draft
         rates = rates_by_margin(self.lane, self.own, draft.logit_margins)
-        best = max(range(len(rates)), key=rates.__getitem__)
+        allowed = (0, *range(min(self._fewest, len(draft)), len(rates)))
+        best = max(allowed, key=rates.__getitem__)
         return draft.head(best) if rates[best] > MIN_GAIN * rates[len(draft)] else draft
 
     def _rates(self, longest: int) -> list[float]:
         return expected_rates(self.lane, self.own, longest)
 
-    def _decide(self, cycle: int, limit: int) -> Choice:
+    @property
+    def _fewest(self) -> int:
+        """Tokens that a cycle asks for if it asks for any; not more than workers take."""
+        schedule = self.plan.num_draft_tokens
+        return min(schedule.min_draft_tokens, self.limit) if isinstance(schedule, AutoLength) else 1
+
+    def _disagreed(self, cycle: int) -> Choice | None:
+        """Return no draft, or a try now and then, while the class disagrees with the source."""
+        if self.agreement is None or not self.agreement.switch.is_off:
+            return None
+        schedule = self.plan.num_draft_tokens
+        most = schedule.max_draft_tokens if isinstance(schedule, AutoLength) else schedule(cycle)
+        tried = min(max(START, self._fewest), most, self.limit)
+        if self.num_tries_left:
+            self.num_tries_left -= 1
+            return Choice(cycle, tried, self.tried)
+        if self.pressure() is Pressure.NONE and self.agreement.switch.grants_probe():
+            self.agreement.refresh()
+            self.num_tries_left, self.tried = NUM_TRIED - 1, Reason.PROBE
+            return Choice(cycle, tried, Reason.PROBE)
+        return Choice(cycle, 0, Reason.LOW_AGREEMENT)
+
+    def _planned(self, cycle: int) -> Choice:
+        schedule = self.plan.num_draft_tokens
+        if isinstance(schedule, AutoLength):
+            choice = self._decide(cycle, schedule)
+            self.lane.source.note_choice(choice.num_tokens, choice.gain)
+            return choice
+        choice = Choice(cycle, schedule(cycle), Reason.FIXED)
+        return choice if self.plan.pressure is None else self._pressed(choice, self.pressure())
+
+    def _decide(self, cycle: int, schedule: AutoLength) -> Choice:
         pressure = self.pressure()
-        choice = self._unpressed(cycle, limit, may_try=pressure is Pressure.NONE)
+        # What a cycle may ask for beside 0.
+        lengths = range(self._fewest, min(schedule.max_draft_tokens, self.limit) + 1)
+        most_of_others = min(schedule.policy_max or lengths[-1], self.limit)
+        choice = self._unpressed(cycle, lengths, most_of_others, may_try=pressure is Pressure.NONE)
+        return self._pressed(choice, pressure)
+
+    def _pressed(self, choice: Choice, pressure: Pressure) -> Choice:
+        cycle = choice.cycle
         if pressure is Pressure.NONE or not choice.num_tokens:
             return choice
         if pressure is Pressure.STOP:
             return Choice(cycle, 0, Reason.STOPPED, choice.gain)
-        return Choice(cycle, choice.num_tokens // 2, Reason.SHORTENED, choice.gain)
+        half = choice.num_tokens // 2
+        return Choice(cycle, half if half >= self._fewest else 0, Reason.SHORTENED, choice.gain)
 
-    def _unpressed(self, cycle: int, limit: int, *, may_try: bool) -> Choice:
+    def _unpressed(
+        self, cycle: int, lengths: range, most_of_others: int, *, may_try: bool
+    ) -> Choice:
         if self.num_tries_left:
             self.num_tries_left -= 1
-            return Choice(cycle, min(START, limit), self.tried)
+            return Choice(cycle, _nearest(START, lengths), self.tried)
         source = self.lane.source
         if source.switch.is_off:
-            return self._probe_or_nothing(cycle, limit, may_try=may_try)
+            return self._probe_or_nothing(cycle, lengths, may_try=may_try)
         if source.num_wanted < NUM_WARM_UP or not self.lane.verify.is_known:
-            return Choice(cycle, min(START, limit), Reason.WARM_UP)
-        # Beyond twice the longest draft that was seen the tables know too little.
-        choice = self._best_choice(cycle, min(limit, max(START, 2 * source.longest)))
+            return Choice(cycle, _nearest(START, lengths), Reason.WARM_UP)
+        choice = self._best_choice(cycle, lengths, most_of_others)
         if may_try and choice.reason is not Reason.SWITCHED_OFF:
-            return self._explored(choice, limit) or choice
+            return self._explored(choice, lengths) or choice
         return choice
 
-    def _probe_or_nothing(self, cycle: int, limit: int, *, may_try: bool) -> Choice:
+    def _probe_or_nothing(self, cycle: int, lengths: range, *, may_try: bool) -> Choice:
         self.present = None
         if may_try and self.lane.source.switch.grants_probe():
             self.lane.refresh()
             self.num_tries_left, self.tried = NUM_TRIED - 1, Reason.PROBE
-            return Choice(cycle, min(START, limit), Reason.PROBE)
+            return Choice(cycle, _nearest(START, lengths), Reason.PROBE)
         return Choice(cycle, 0, Reason.SWITCHED_OFF, self.lane.source.last_gain)
 
-    def _best_choice(self, cycle: int, reach: int) -> Choice:
+    def _best_choice(self, cycle: int, lengths: range, most_of_others: int) -> Choice:
         """Return the length to stay with; one that is not 0 pays."""
-        rates = self._rates(reach)
-        best, gain = _best(rates)
-        switch = self.lane.source.switch
-        switch.note(gain)
-        if switch.is_off:
+        source = self.lane.source
+        # Beyond twice the longest draft that was seen the tables know too little.
+        known = max(START, 2 * source.longest)
+        reach = max(min(lengths[-1], known), lengths[0])
+        others = min(most_of_others, known)
+        rates = self._rates(max(reach, others))
+        # Whether others draft must not hang on the lengths that this request allows.
+        source.switch.note(_gain(rates[: others + 1]))
+        best = max(range(lengths[0], reach + 1), key=rates.__getitem__)
+        gain = rates[best] / rates[0]
+        if source.switch.is_off:
             return Choice(cycle, 0, Reason.SWITCHED_OFF, gain)
         if gain < MIN_GAIN:
             best = 0
         self.num_since_move += 1
-        present = None if self.present is None else min(self.present, reach)
+        present = self.present and min(max(self.present, lengths[0]), reach)
         if present is not None and best != present:
             promise = rates[best] / rates[present]
             if promise <= MIN_GAIN or self.num_since_move < MIN_CYCLES_BETWEEN_MOVES:
@@ -224,26 +276,29 @@ class DraftLength:
             reason = Reason.KEPT if best else Reason.NO_GAIN
         return Choice(cycle, best, reason, rates[best] / rates[0] if best else gain)
 
-    def _explored(self, choice: Choice, limit: int) -> Choice | None:
+    def _explored(self, choice: Choice, lengths: range) -> Choice | None:
         """Return another length for this cycle now and then: none, or one that is longer."""
         young = self.lane.source.num_wanted < NUM_YOUNG
         share = EXPLORE_YOUNG if young else EXPLORE
         if not choice.num_tokens:
             share /= NUM_TRIED  # one draw tries as many cycles
-        drawn = uniform(self.request_id, choice.cycle)
+        drawn = uniform(self.sequence_id, choice.cycle)
         if drawn >= share:
             return None
         if not choice.num_tokens:
             self.num_tries_left, self.tried = NUM_TRIED - 1, Reason.EXPLORED
-            return Choice(choice.cycle, min(START, limit), Reason.EXPLORED, choice.gain)
-        longer = min(2 * choice.num_tokens, limit)
+            return Choice(choice.cycle, _nearest(START, lengths), Reason.EXPLORED, choice.gain)
+        longer = _nearest(2 * choice.num_tokens, lengths)
         if drawn >= share / 2 and longer == choice.num_tokens:
             return None
         tried = 0 if drawn < share / 2 else longer
         return Choice(choice.cycle, tried, Reason.EXPLORED, choice.gain)
 
 
-def _best(rates: list[float]) -> tuple[int, float]:
-    """Return the most promising length but 0, and its gain over 0."""
-    best = max(range(1, len(rates)), key=rates.__getitem__)
-    return best, rates[best] / rates[0]
+def _gain(rates: list[float]) -> float:
+    """Return the gain of the most promising length but 0 over 0."""
+    return max(rates[1:]) / rates[0]
+
+
+def _nearest(length: int, lengths: range) -> int:
+    return min(max(length, lengths[0]), lengths[-1])

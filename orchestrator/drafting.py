@@ -4,6 +4,7 @@ The board, a drafter that is still at work, lookup, or nowhere.
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from orchestrator.verdict import Verdict
 from outrider import sources
 from outrider.draft import NO_DRAFT, Draft
 from outrider.lookup.ngram import NgramIndex
+from outrider.policy import AfterError, AfterLowAgreement
 
 FAILURES = ("drafter_lost", "drafter_refused")  # losses that speak against the drafter
 RETAKE_AFTER_S = 1.0  # a lost drafter is not asked again before
@@ -116,6 +118,8 @@ class Drafting:
     index: NgramIndex | None = None
     lease: DraftLease | None = None
     retake_at: float = 0.0
+    has_given_up: bool = False
+    """After an error, where the policy wants no drafter any more."""
     num_heals: int = 0
 
     async def draft_for(self, sequence: Sequence) -> Draft:
@@ -140,7 +144,7 @@ class Drafting:
             choice = self.length.choose(sequence.cycle)
             draft = await self._from_drafter(sequence, fitting, choice) or NO_DRAFT
         used = choice
-        if not draft and self.index is not None and (choice is None or choice.allows_lookup):
+        if not draft and self.index is not None and self._allows_lookup(choice):
             used = self.lookup_length.choose(sequence.cycle)
             draft = self._look_up(sequence, used)
         choice = choice or used
@@ -175,6 +179,8 @@ class Drafting:
         if self.lease is not None and draft.num_proposed and draft.source != sources.LOOKUP:
             invalid = "" if verdict.no_room_for_draft else verdict.invalid_draft
             self.lease.judge(f"invalid draft: {invalid}" if invalid else None)
+            if invalid:
+                self._note_error()
 
     @property
     def num_continuations(self) -> int:
@@ -196,7 +202,7 @@ class Drafting:
         num_tokens = min(choice.num_tokens, sequence.num_remaining - len(chain) - 2)
         if num_tokens > 0:
             lane = self.length.lane
-            drawn = uniform(f"{self.length.request_id} outcomes", sequence.cycle)
+            drawn = uniform(f"{self.length.sequence_id} outcomes", sequence.cycle)
             count = num_outcomes(self.plan.max_outcomes, lane, len(chain), drawn)
             lane.source.last_outcomes = count
             await lease.advance(sequence, chain, num_tokens, max_outcomes=count)
@@ -304,6 +310,18 @@ class Drafting:
         self.stats.note_fallback(reason)
         self._drop_lease()
         self.retake_at = self.clock() + RETAKE_AFTER_S
+        if reason != "drafter_full":
+            self._note_error()
+
+    def _note_error(self) -> None:
+        """Do without drafters from here on, where the policy says so."""
+        after = self.plan.fallbacks.errors
+        if after is AfterError.RETRY:
+            return
+        self.has_given_up, self.retake_at = True, math.inf
+        self._drop_lease()
+        if after is AfterError.TARGET_ONLY:
+            self.index = None
 
     def _drop_lease(self) -> None:
         if self.lease is not None:
@@ -321,11 +339,19 @@ class Drafting:
         self.lookup_length.note_draft(choice, arrived=bool(draft), wait_ms=0.0)
         return draft
 
+    def _allows_lookup(self, choice: Choice | None) -> bool:
+        """Return whether lookup may draft where the drafter has nothing, by what it was asked."""
+        if choice is None:
+            return True
+        if choice.reason is Reason.LOW_AGREEMENT:
+            return self.plan.fallbacks.low_agreement is AfterLowAgreement.LOOKUP
+        return choice.allows_lookup
+
     def _why_none(self, sequence: Sequence, choice: Choice | None) -> str:
         if choice is not None and not choice.num_tokens:
             return "length_zero" if choice.reason is Reason.FIXED else choice.reason.value
         if self.lease is None:
-            return "no_drafter"
+            return "after_error" if self.has_given_up else "no_drafter"
         return "late_draft" if self.lease.answers(sequence) else "nothing_proposed"
 
     def _none(self, reason: str, unused: Draft | None = None) -> Draft:

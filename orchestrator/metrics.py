@@ -10,7 +10,11 @@ from prometheus_client.registry import Collector
 
 from orchestrator.admission import Admission
 from orchestrator.generation import Generation
+from orchestrator.policy_in_force import PolicyInForce
 from orchestrator.receipt import BlockResult
+from orchestrator.receipt_log import DROP_REASONS, ReceiptLog
+from orchestrator.receipt_store import ReceiptStore
+from orchestrator.shadow import ShadowRecord
 from orchestrator.worker import Role, WorkerState
 from orchestrator.workers import WorkerPool
 from outrider import sources
@@ -41,6 +45,24 @@ class OrchestratorMetrics:
             )
 
         self._requests = counter("requests", "Requests that ended.", "model", "outcome")
+        self._decisions = counter(
+            "policy_decisions",
+            "Requests that ended, by class and by what the policy decided.",
+            *("model", "workload_class", "decision"),
+        )
+        by_class = ("model", "workload_class", "source")
+        self._shadow_drafts = counter(
+            "shadow_drafts", "Drafts that were judged without being used.", *by_class
+        )
+        self._shadow_tokens = counter("shadow_draft_tokens", "Their tokens.", *by_class)
+        self._shadow_accepted = counter(
+            "shadow_accepted_tokens", "Those of them that would have been accepted.", *by_class
+        )
+        self._shadow_saved = counter(
+            "shadow_passes_saved",
+            "Passes of the target that such drafts would have saved.",
+            *("model", "workload_class"),
+        )
         self._drafts = counter(
             "spec_decode_num_drafts", "Cycles that verified a draft.", "model", "source"
         )
@@ -100,15 +122,16 @@ class OrchestratorMetrics:
     def observe(self, generation: Generation) -> None:
         """Add one request that has ended, in whatever way."""
         model, stats = generation.request.target.identity.name, generation.stats
+        plan = generation.request.plan
         self._requests.labels(model, generation.outcome).inc()
+        self._decisions.labels(model, plan.class_name, plan.decision).inc()
         for counter, by_source in (
             (self._drafts, stats.drafts_by_source),
             (self._draft_tokens, stats.draft_tokens_by_source),
             (self._accepted_tokens, stats.accepted_tokens_by_source),
         ):
             for source, count in by_source.items():
-                known = source if source in sources.NAMES else "other"
-                counter.labels(model, known).inc(count)
+                counter.labels(model, _known(source)).inc(count)
         for position, count in enumerate(stats.accepted_by_position()):
             self._accepted_per_pos.labels(model, str(position)).inc(count)
         for counter, count in (
@@ -130,8 +153,21 @@ class OrchestratorMetrics:
         for accepted, count in stats.acceptance_histogram.items():
             for _ in range(count):
                 self._lengths.labels(model).observe(1 + accepted)
+        if generation.shadow is not None:
+            self._observe_shadow(generation.shadow, model, plan.class_name)
         if generation.was_admitted:
             self._observe_times(generation, model)
+
+    def _observe_shadow(self, record: ShadowRecord, model: str, class_name: str) -> None:
+        stats = record.stats
+        for counter, by_source in (
+            (self._shadow_drafts, stats.drafts_by_source),
+            (self._shadow_tokens, stats.draft_tokens_by_source),
+            (self._shadow_accepted, stats.accepted_tokens_by_source),
+        ):
+            for source, count in by_source.items():
+                counter.labels(model, class_name, _known(source)).inc(count)
+        self._shadow_saved.labels(model, class_name).inc(max(stats.num_passes_saved, 0))
 
     def _observe_times(self, generation: Generation, model: str) -> None:
         stats, total_ms = generation.stats, generation.elapsed_ms
@@ -202,6 +238,64 @@ class PresentState(Collector):
                 outcomes.add_metric(labels, known.last_outcomes)
                 is_on.add_metric(labels, 0.0 if known.switch.is_off else 1.0)
         yield from (length, gain, outcomes, is_on)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyState(Collector):
+    """Which policy is in force, and what came of reading it again."""
+
+    policies: PolicyInForce
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield which it is, and the counts."""
+        policies = self.policies
+        policy = policies.policy
+        told = GaugeMetricFamily(
+            f"{NAMESPACE}_policy_info", "The policy in force.", labels=("version", "digest")
+        )
+        told.add_metric((policy.version, policy.digest), 1.0)
+        yield told
+        yield _gauge("policy_loaded_timestamp_seconds", "When it was read.", policies.loaded_at_s)
+        reloads = CounterMetricFamily(
+            f"{NAMESPACE}_policy_reloads",
+            "Times that the policy file was read again; refused: what it said was wrong.",
+            labels=("result",),
+        )
+        reloads.add_metric(("loaded",), policies.num_reloads)
+        reloads.add_metric(("refused",), policies.num_failures)
+        yield reloads
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReceiptState(Collector):
+    """What became of receipts."""
+
+    receipts: ReceiptStore
+    receipt_log: ReceiptLog | None
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield how many are kept, were written, and were not."""
+        yield _gauge("num_receipts_kept", "Requests with receipts.", len(self.receipts))
+        written, dropped = 0, dict.fromkeys(DROP_REASONS, 0)
+        if self.receipt_log is not None:
+            written = self.receipt_log.num_written
+            dropped |= self.receipt_log.dropped
+        yield CounterMetricFamily(
+            f"{NAMESPACE}_receipts_written", "Lines of the receipt log.", value=written
+        )
+        lost = CounterMetricFamily(
+            f"{NAMESPACE}_receipts_dropped",
+            "Receipts that are not in the log.",
+            labels=("reason",),
+        )
+        for reason, count in dropped.items():
+            lost.add_metric((reason,), count)
+        yield lost
+
+
+def _known(source: str) -> str:
+    """Return the name of a source; what drafters call themselves must not make series."""
+    return source if source in sources.NAMES else "other"
 
 
 def _gauge(name: str, about: str, value: float) -> GaugeMetricFamily:

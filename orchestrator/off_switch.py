@@ -19,9 +19,10 @@ class OffSwitch:
     num_probes: int = 0
     """Since the source was switched off."""
 
-    def note(self, gain: float) -> None:
-        """A cycle's best draft length promises this many times the rate of target-only."""
-        if gain >= MIN_GAIN:
+    def note(self, gain: float, least: float = MIN_GAIN) -> None:
+        """What drafts are worth now, such as the gain that a cycle's best length promises; below
+        ``least`` it does not do."""
+        if gain >= least:
             self.is_off, self.num_without_gain = False, 0
             return
         self.num_without_gain += 1

@@ -1,25 +1,21 @@
-"""What a request's speculation looks like, and why."""
+"""What a policy's decision about a request means for its decode loop."""
 
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from orchestrator.outcome_count import OutcomeLimit
-from outrider import sources
-from outrider.errors import InvalidField
-from outrider.sampling import MAX_TRACED_IDS, AcceptanceRule
-
-ON = "on"
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationOptions:
-    """What the client asked for; empty means as the policy says."""
-
-    target_only: bool = False
-    sources: tuple[str, ...] = ()
-    num_draft_tokens: int | None = None
-    rule: AcceptanceRule | None = None
-    num_traced_ids: int = 0
+from outrider.policy import (
+    ON,
+    SHADOW,
+    UNCLASSIFIED,
+    Decision,
+    Fallbacks,
+    MinAgreement,
+    PressureLimits,
+    Shadow,
+    Speculation,
+)
+from outrider.sampling import AcceptanceRule
 
 
 class LengthSchedule(Protocol):
@@ -30,9 +26,15 @@ class LengthSchedule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AutoLength:
-    """As many draft tokens as promise the most, chosen cycle by cycle up to a limit."""
+    """As many draft tokens as promise the most, chosen cycle by cycle up to a limit.
+
+    A cycle that asks for any asks for at least ``min_draft_tokens``. ``policy_max`` is the limit of
+    requests that have none of their own; None: the same.
+    """
 
     max_draft_tokens: int
+    min_draft_tokens: int = 1
+    policy_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class SpeculationPlan:
     ``sources`` in order of preference, empty for the drafter's own default; ``draft_wait_s`` bounds
     how long a verification may wait for a draft; ``lookup`` allows the orchestrator's own lookup
     where no draft is there; ``num_traced_ids`` ids are reported per row, 0 for no trace;
-    ``max_outcomes`` of a verification are prepared while it is in flight.
+    ``max_outcomes`` of a verification are prepared while it is in flight; ``drafters`` by place or
+    address, empty for any.
     """
 
     sources: tuple[str, ...]
@@ -53,11 +56,23 @@ class SpeculationPlan:
     rule: AcceptanceRule = AcceptanceRule.COUPLED
     num_traced_ids: int = 0
     max_outcomes: OutcomeLimit = 1
+    drafters: tuple[str, ...] = ()
+    class_name: str = UNCLASSIFIED
+    pressure: PressureLimits | None = None
+    """None: the usual limits where lengths are chosen, none where they are fixed."""
+    min_agreement: MinAgreement | None = None
+    shadow: Shadow = Shadow()
+    fallbacks: Fallbacks = Fallbacks()
 
     @property
     def speculates(self) -> bool:
-        """False for target-only."""
+        """False for target-only, and where drafts are only judged."""
         return self.decision == ON
+
+    @property
+    def is_shadowed(self) -> bool:
+        """True where drafts are made and judged without being used."""
+        return self.decision == SHADOW
 
     @property
     def uses_drafts_whole(self) -> bool:
@@ -76,57 +91,40 @@ class ConstantLength:
         return self.num_draft_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The operator's rules for all requests."""
-
-    sources: tuple[str, ...] = ()
-    num_draft_tokens: int | Literal["auto"] = "auto"
-    max_draft_tokens: int = 32
-    draft_wait_s: float = 0.1
-    lookup_on_miss: bool = True
-    rule: AcceptanceRule = AcceptanceRule.COUPLED
-    max_outcomes: OutcomeLimit = 1
-
-    def plan(self, options: SpeculationOptions) -> SpeculationPlan:
-        """Return the plan of one request.
-
-        Raises: InvalidField if the asked-for draft length is out of range or contradicts
-            target_only, or the trace is too long.
-        """
-        if options.num_traced_ids > MAX_TRACED_IDS:
-            raise InvalidField(
-                "speculation.trace_top_ids",
-                f"{options.num_traced_ids} is outside [0, {MAX_TRACED_IDS}]",
-            )
-        return replace(
-            self._plan(options),
-            rule=options.rule or self.rule,
-            num_traced_ids=options.num_traced_ids,
-            max_outcomes=self.max_outcomes,
+def plan_of(decision: Decision, *, num_traced_ids: int = 0) -> SpeculationPlan:
+    """Return the plan that a decision comes to."""
+    chosen = decision.workload_class
+    if decision.speculation is Speculation.OFF or chosen is None:
+        return SpeculationPlan(
+            sources=(),
+            num_draft_tokens=ConstantLength(0),
+            draft_wait_s=0.0,
+            lookup=False,
+            decision=decision.reason,
+            rule=decision.rule,
+            num_traced_ids=num_traced_ids,
+            class_name=decision.class_name,
         )
-
-    def _plan(self, options: SpeculationOptions) -> SpeculationPlan:
-        wanted = options.num_draft_tokens
-        if options.target_only:
-            if options.sources or wanted is not None:
-                raise InvalidField(
-                    "speculation.target_only", "excludes sources and num_draft_tokens"
-                )
-            return SpeculationPlan((), ConstantLength(0), 0.0, False, "target_only_requested")
-        if wanted is not None and not 1 <= wanted <= self.max_draft_tokens:
-            raise InvalidField(
-                "speculation.num_draft_tokens", f"{wanted} is outside [1, {self.max_draft_tokens}]"
-            )
-        wanted_sources = options.sources or self.sources
-        length = self._length(wanted)
-        if length == ConstantLength(0):
-            return SpeculationPlan((), ConstantLength(0), 0.0, False, "policy_target_only")
-        # A client that names its sources gets those and nothing else.
-        lookup = self.lookup_on_miss if not options.sources else sources.NGRAM in options.sources
-        return SpeculationPlan(wanted_sources, length, self.draft_wait_s, lookup, ON)
-
-    def _length(self, wanted: int | None) -> ConstantLength | AutoLength:
-        """Return what the client asked for, exactly, or else what the policy says."""
-        length = self.num_draft_tokens if wanted is None else wanted
-        return AutoLength(self.max_draft_tokens) if length == "auto" else ConstantLength(length)
+    length, most = decision.length, decision.max_draft_tokens
+    of_class = chosen.draft_tokens.max
+    return SpeculationPlan(
+        sources=decision.sources,
+        num_draft_tokens=AutoLength(
+            most, decision.min_draft_tokens, None if most == of_class else of_class
+        )
+        if length == "auto"
+        else ConstantLength(length),
+        draft_wait_s=chosen.draft_wait_ms / 1e3,
+        lookup=decision.lookup,
+        decision=decision.reason,
+        rule=decision.rule,
+        num_traced_ids=num_traced_ids,
+        max_outcomes=chosen.max_outcomes,
+        drafters=chosen.drafters,
+        class_name=chosen.name,
+        # A request that names a length gets exactly that.
+        pressure=None if decision.is_exact else chosen.pressure,
+        min_agreement=chosen.min_agreement,
+        shadow=chosen.shadow,
+        fallbacks=chosen.fallbacks,
+    )

@@ -2,11 +2,7 @@
 
 import enum
 
-# A step that comes during a pass waits for the next one. Where none waits longer than that, at
-# most half of the leases wait at the end of a pass, averaged over verdicts.
-QUEUE_HIGH, QUEUE_FULL = 0.6, 0.8  # share of the verifier's leases whose step waits
-POOL_HIGH, POOL_FULL = 0.9, 0.97  # share of KV blocks that leases hold
-WAITING_HIGH, WAITING_FULL = 1.0, 2.0  # requests that wait for a slot, per slot
+from outrider.policy import PressureLimits, Threshold
 
 
 class Pressure(enum.IntEnum):
@@ -17,17 +13,23 @@ class Pressure(enum.IntEnum):
     STOP = 2
 
 
-def pressure(queue_share: float, pool_usage: float, num_waiting_per_slot: float) -> Pressure:
-    """Return the highest of the three pressures."""
+def pressure(
+    limits: PressureLimits,
+    *,
+    queue_share: float,
+    kv_usage: float,
+    waiting_per_slot: float,
+    rows_in_pass: float,
+) -> Pressure:
+    """Return the highest of the pressures; what the values are ``PressureLimits`` says."""
 
-    if queue_share < QUEUE_HIGH and pool_usage < POOL_HIGH and num_waiting_per_slot < WAITING_HIGH:
-        return Pressure.NONE
+    def level(threshold: Threshold, value: float) -> Pressure:
+        return Pressure((value >= threshold.shorten) + (value >= threshold.stop))
 
-    def level(value: float, high: float, full: float) -> Pressure:
-        return Pressure((value >= high) + (value >= full))
-
+    rows = limits.rows_in_pass
     return max(
-        level(queue_share, QUEUE_HIGH, QUEUE_FULL),
-        level(pool_usage, POOL_HIGH, POOL_FULL),
-        level(num_waiting_per_slot, WAITING_HIGH, WAITING_FULL),
+        level(limits.queue_share, queue_share),
+        level(limits.kv_usage, kv_usage),
+        level(limits.waiting_per_slot, waiting_per_slot),
+        Pressure.NONE if rows is None else level(rows, rows_in_pass),
     )

@@ -2,11 +2,11 @@
 
 import enum
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.draft_length import Choice
 from orchestrator.verdict import CommittedToken, Origin, Verdict
-from outrider.draft import Draft
+from outrider.draft import NO_DRAFT, Draft
 
 
 class BlockResult(enum.Enum):
@@ -42,6 +42,8 @@ class Stats:
     ttft_ms: float = 0.0
     min_margin: float = float("inf")
     acceptance_histogram: Counter[int] = field(default_factory=Counter)
+    draft_sizes: Counter[int] = field(default_factory=Counter)
+    """Verified drafts by the tokens of theirs that might have been accepted."""
     drafts_by_source: Counter[str] = field(default_factory=Counter)
     draft_tokens_by_source: Counter[str] = field(default_factory=Counter)
     accepted_tokens_by_source: Counter[str] = field(default_factory=Counter)
@@ -66,7 +68,13 @@ class Stats:
         self.predicted_gain = choice.gain
 
     def observe(self, draft: Draft, verdict: Verdict, delivered: list[CommittedToken]) -> None:
-        """Count one cycle; ``delivered`` are its committed tokens up to the end of the sequence."""
+        """Count one cycle; ``delivered`` are its committed tokens up to the end of the sequence.
+
+        A draft that was only judged counts as none.
+        """
+        if verdict.scored_nodes is not None:
+            draft = NO_DRAFT
+            verdict = replace(verdict, invalid_draft="", no_room_for_draft=False)
         if self.num_cycles == 0:
             self.cached_tokens = verdict.cached_tokens
         self.num_cycles += 1
@@ -91,6 +99,7 @@ class Stats:
             self.num_draft_tokens += draft.num_proposed
             self.num_accepted_draft_tokens += accepted
             self.acceptance_histogram[accepted] += 1
+            self.draft_sizes[draft.num_proposed] += 1
             self.drafts_by_source[draft.source] += 1
             self.draft_tokens_by_source[draft.source] += draft.num_proposed
             self.accepted_tokens_by_source[draft.source] += accepted

@@ -1,23 +1,32 @@
 """A request that passed admission: every field checked, tokenised once."""
 
 import secrets
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
-from orchestrator.policy import Policy, SpeculationOptions, SpeculationPlan
+from orchestrator.chat import Chat
+from orchestrator.policy import SpeculationPlan, plan_of
 from orchestrator.workers import Target
 from outrider.errors import InvalidField
 from outrider.identity import IdentityDigests
-from outrider.sampling import Mode, SamplingParams
+from outrider.policy import (
+    MAX_PRIORITY,
+    Decision,
+    Policy,
+    SpeculationOptions,
+    Traits,
+    decide,
+    declared_metadata,
+    features_of,
+)
+from outrider.sampling import Mode, SamplingParams, choice_seed
 
 MAX_SALT_CHARACTERS = 256
-MAX_MESSAGES = 1024
-MAX_PRIORITY = 100
+NO_METADATA: Mapping[str, str | bytes] = MappingProxyType({})
 # Parameters that are read but not built yet, with the value that changes nothing.
 NOT_SERVED: dict[str, object] = {
-    "n": 1,
-    "include_stop_str_in_output": False,
-    "truncate_prompt_tokens": None,
     "constraint": None,
 }
 
@@ -34,13 +43,6 @@ class TokenIds:
     """Token ids to continue."""
 
     input_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """A conversation to answer."""
-
-    messages: tuple[Mapping[str, str], ...]
 
 
 Prompt = Text | TokenIds | Chat
@@ -61,6 +63,21 @@ class Request:
     plan: SpeculationPlan
     cache_salt: str
     priority: int = 0
+    index: int = 0
+    """Which choice this is of what the client asked for."""
+    arrived_at_s: float = field(default_factory=time.time)
+    """Unix time."""
+    decision: Decision | None = None
+    """What the plan was made from; None: it is no client's request."""
+    traits: Traits = Traits()
+    """What the policy saw of it."""
+    options: SpeculationOptions = SpeculationOptions()
+    """What the client asked of speculation."""
+
+    @property
+    def sequence_id(self) -> str:
+        """Name of the sequence: the request's, with the choice behind it from the second on."""
+        return f"{self.request_id}/{self.index}" if self.index else self.request_id
 
     @property
     def mode(self) -> Mode:
@@ -72,6 +89,21 @@ class Request:
         """Bound of prompt and output together."""
         assert self.sampling.max_tokens is not None
         return len(self.prompt_ids) + self.sampling.max_tokens
+
+    def choices(self) -> list["Request"]:
+        """Return every choice as a request of its own, for one choice with its own seed."""
+        return [self._choice(index) for index in range(self.sampling.n)]
+
+    def _choice(self, index: int) -> "Request":
+        sampling = self.sampling
+        assert sampling.seed is not None
+        alone = replace(
+            sampling,
+            n=1,
+            seed=choice_seed(sampling.seed, index),
+            prompt_logprobs=None if index else sampling.prompt_logprobs,
+        )
+        return replace(self, sampling=alone, index=index)
 
 
 def admit(
@@ -85,8 +117,12 @@ def admit(
     cache_salt: str,
     policy: Policy,
     priority: int = 0,
+    metadata: Mapping[str, str | bytes] = NO_METADATA,
+    has_tools: bool = False,
 ) -> Request:
     """Check what a client sent and fill in what it left open.
+
+    ``metadata`` came with the call; ``has_tools`` tells of tools in the prompt.
 
     Raises: InvalidField naming field and limit; IdentityMismatch if the expected digests differ.
     """
@@ -97,15 +133,33 @@ def admit(
     if abs(priority) > MAX_PRIORITY:
         limit = f"outside [{-MAX_PRIORITY}, {MAX_PRIORITY}]"
         raise InvalidField("priority", f"{priority} is {limit}")
-    prompt_ids = _tokenise(prompt, target)
+    arrived_at_s = time.time()
+    prompt_ids = _tokenise(prompt, target, sampling.truncate_prompt_tokens)
+    resolved = _resolve(sampling, target, len(prompt_ids))
+    is_traced = bool(speculation.num_traced_ids)
+    traits = Traits(
+        model=target.identity.name,
+        is_greedy=sampling.is_greedy,
+        temperature=sampling.temperature,
+        num_prompt_tokens=len(prompt_ids),
+        max_tokens=resolved.max_tokens,
+        priority=priority,
+        features=features_of(sampling, has_tools=has_tools, is_traced=is_traced),
+        metadata=declared_metadata(policy, metadata),
+    )
+    decision = decide(policy, traits, speculation, request_id)
     return Request(
         request_id=request_id,
         target=target,
         prompt_ids=prompt_ids,
-        sampling=_resolve(sampling, target, len(prompt_ids)),
-        plan=policy.plan(speculation),
+        sampling=resolved,
+        plan=plan_of(decision, num_traced_ids=speculation.num_traced_ids),
         cache_salt=cache_salt,
         priority=priority,
+        arrived_at_s=arrived_at_s,
+        decision=decision,
+        traits=traits,
+        options=speculation,
     )
 
 
@@ -114,11 +168,14 @@ def prompt_ids_of(prompt: Prompt | None, target: Target) -> tuple[int, ...]:
     match prompt:
         case Text(text=text):
             return tuple(target.codec.encode(text))
-        case Chat(messages=messages):
-            if len(messages) > MAX_MESSAGES:
-                limit = f"{len(messages)} messages, at most {MAX_MESSAGES}"
-                raise InvalidField("chat.messages", limit)
-            return tuple(target.codec.apply_chat_template(messages))
+        case Chat() as chat:
+            ids = target.codec.apply_chat_template(
+                chat.messages,
+                tools=chat.tools,
+                variables=chat.variables,
+                continue_final_message=chat.continue_final_message,
+            )
+            return tuple(ids)
         case TokenIds(input_ids=ids):
             check_ids("tokenized.input_ids", ids, target.identity.vocab_size)
             return ids
@@ -126,8 +183,11 @@ def prompt_ids_of(prompt: Prompt | None, target: Target) -> tuple[int, ...]:
             raise InvalidField("input", "one of text, tokenized and chat must be given")
 
 
-def _tokenise(prompt: Prompt | None, target: Target) -> tuple[int, ...]:
+def _tokenise(prompt: Prompt | None, target: Target, most: int | None) -> tuple[int, ...]:
+    """Return the ids, the last ``most`` of them where there is such a limit."""
     ids = prompt_ids_of(prompt, target)
+    if most is not None:
+        ids = ids[-most:]  # special tokens at the beginning go as well, as in vLLM
     if not ids:
         raise InvalidField("input", "the prompt is empty; at least one token is needed")
     context = target.identity.max_context_length
@@ -161,6 +221,7 @@ def _resolve(sampling: SamplingParams, target: Target, num_prompt_tokens: int) -
     resolved = replace(
         sampling,
         max_tokens=min(wanted, room),
+        truncate_prompt_tokens=None,  # it is done
         stop_token_ids=tuple(dict.fromkeys((*eos, *sampling.stop_token_ids))),
         seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
         bad_words=(),

@@ -1,8 +1,6 @@
 """The orchestrator's gRPC face: messages to requests, deliveries to messages, nothing else."""
 
-import asyncio
 import time
-from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -10,13 +8,16 @@ import grpc
 
 import outrider
 from orchestrator.admission import Admission
+from orchestrator.chat import Chat
+from orchestrator.choices import Choices
 from orchestrator.decode import Cycle
 from orchestrator.generation import Generation
 from orchestrator.metrics import OrchestratorMetrics
-from orchestrator.policy import Policy, SpeculationOptions
-from orchestrator.receipt import dense
+from orchestrator.policy_in_force import PolicyInForce
+from orchestrator.receipt_log import ReceiptLog
+from orchestrator.receipt_message import receipt_of, refusal_of
+from orchestrator.receipt_store import ReceiptStore
 from orchestrator.request import (
-    Chat,
     Prompt,
     Request,
     Text,
@@ -29,9 +30,10 @@ from orchestrator.sequence import FinishReason
 from orchestrator.verdict import Origin
 from orchestrator.worker import Worker
 from orchestrator.workers import Pair, WorkerPool
-from outrider.errors import InvalidField
+from outrider.errors import InvalidField, OutriderError
 from outrider.identity import IdentityDigests
-from outrider.sampling import AcceptanceRule, Mode, SamplingParams
+from outrider.policy import SpeculationOptions
+from outrider.sampling import SamplingParams
 from outrider.serving.request_id import current_request_id
 from outrider.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 
@@ -40,11 +42,6 @@ ORIGINS = {
     Origin.RECOVERED: generation_pb2.TOKEN_ORIGIN_RECOVERED,
     Origin.BONUS: generation_pb2.TOKEN_ORIGIN_BONUS,
     Origin.ONLY: generation_pb2.TOKEN_ORIGIN_ONLY,
-}
-RULES = {
-    generation_pb2.ACCEPTANCE_RULE_COUPLED: AcceptanceRule.COUPLED,
-    generation_pb2.ACCEPTANCE_RULE_REJECTION: AcceptanceRule.REJECTION,
-    generation_pb2.ACCEPTANCE_RULE_BLOCK: AcceptanceRule.BLOCK,
 }
 REASONS = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
@@ -58,34 +55,33 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     pool: WorkerPool
     admission: Admission
-    policy: Policy
+    policies: PolicyInForce
     metrics: OrchestratorMetrics
+    receipts: ReceiptStore
+    receipt_log: ReceiptLog | None = None
     started_at_s: float = field(default_factory=time.time)
 
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        """Stream the chunks of one request, then its completion."""
-        generation = Generation(
-            self._admit(request), self.pool, context.time_remaining, self.metrics.observe
-        )
-        # A chunk is written while the next cycle is under way; a client that reads slowly holds its
-        # own request back by one chunk. Leases are freed when the client leaves, not at a garbage
-        # collection.
-        writing: asyncio.Task[None] | None = None
-        try:
-            async with aclosing(generation.run(self.admission)) as cycles:
-                async for cycle in cycles:
-                    if writing is not None:
-                        await writing
-                    response = generation_pb2.GenerateResponse(chunk=_chunk(cycle))
-                    writing = asyncio.create_task(context.write(response))
-            if writing is not None:
-                await writing
-        finally:
-            if writing is not None:
-                writing.cancel()
-        await context.write(generation_pb2.GenerateResponse(complete=_complete(generation)))
+        """Stream the chunks of a request's choices, and the completion of each."""
+        receipts: dict[int, generation_pb2.Receipt] = {}
+
+        def observe(ended: Generation) -> None:
+            receipts[ended.request.index] = self._observe(ended)
+
+        admitted = self._admitted(request, context)
+        choices = Choices(admitted, self.pool, context.time_remaining, observe)
+        # Leases are freed when the client leaves, not at a garbage collection.
+        async with aclosing(choices.run(self.admission)) as turns:
+            async for generation, cycle in turns:
+                index = generation.request.index
+                if cycle is None:
+                    complete = _complete(generation, receipts[index])
+                    told = generation_pb2.GenerateResponse(complete=complete)
+                else:
+                    told = generation_pb2.GenerateResponse(chunk=_chunk(cycle, index))
+                await context.write(told)
 
     async def GetModelInfo(
         self, request: generation_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
@@ -109,6 +105,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             version=outrider.__version__,
             workers=[_worker_info(worker) for worker in self.pool.workers],
             started_at_s=self.started_at_s,
+            policy=_policy_info(self.policies),
         )
 
     async def GetLoads(
@@ -123,6 +120,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         )
         return generation_pb2.GenerationServiceGetLoadsResponse(load=load)
 
+    async def GetReceipt(
+        self, request: generation_pb2.GetReceiptRequest, context: grpc.aio.ServicerContext
+    ) -> generation_pb2.GetReceiptResponse:
+        """Return the receipts of a request that has ended."""
+        if not request.request_id:
+            raise InvalidField("request_id", "must be given")
+        receipts = self.receipts.get(request.request_id)
+        return generation_pb2.GetReceiptResponse(receipts=receipts)
+
     async def Tokenize(
         self, request: generation_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> generation_pb2.TokenizeResponse:
@@ -133,35 +139,56 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Detokenize(
         self, request: generation_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
     ) -> generation_pb2.DetokenizeResponse:
-        """Return the text of ids."""
+        """Return the text of ids, and the bytes of each."""
         target = self.pool.target(request.model)
         check_ids("token_ids", request.token_ids, target.identity.vocab_size)
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
         text = target.codec.decode(tuple(request.token_ids), skip_special_tokens=skip)
-        return generation_pb2.DetokenizeResponse(text=text)
+        token_bytes = map(target.codec.token_bytes, request.token_ids)
+        return generation_pb2.DetokenizeResponse(text=text, token_bytes=token_bytes)
 
-    def _admit(self, message: generation_pb2.GenerateRequest) -> Request:
+    def _observe(self, generation: Generation) -> generation_pb2.Receipt:
+        """Count a request that has ended, and keep its receipt."""
+        self.metrics.observe(generation)
+        receipt = receipt_of(generation)
+        self._keep(receipt)
+        return receipt
+
+    def _keep(self, receipt: generation_pb2.Receipt) -> None:
+        self.receipts.add(receipt.request_id, receipt.arrived_at_s, receipt)
+        if self.receipt_log is not None:
+            self.receipt_log.add(receipt)
+
+    def _admitted(
+        self, message: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> Request:
+        """Admit a request; a refusal gets a receipt as well."""
+        arrived_at_s = time.time()
+        try:
+            return self._admit(message, context)
+        except OutriderError as error:
+            self._keep(refusal_of(message, current_request_id(), error, arrived_at_s))
+            raise
+
+    def _admit(
+        self, message: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> Request:
         if message.lora_id:
             raise InvalidField("lora_id", f"{message.lora_id!r}: adapters are not supported")
-        options = message.speculation
-        self.pool.check_sources(tuple(options.sources))
-        wanted = options.num_draft_tokens if options.HasField("num_draft_tokens") else None
+        options = SpeculationOptions.from_proto(message.speculation)
+        self.pool.check_sources(options.sources)
         return admit(
             request_id=current_request_id(),
             target=self.pool.target(message.model),
             prompt=_prompt(message),
             sampling=SamplingParams.from_proto(message.sampling_params),
-            speculation=SpeculationOptions(
-                target_only=options.target_only,
-                sources=tuple(options.sources),
-                num_draft_tokens=wanted,
-                rule=_rule(options.acceptance_rule),
-                num_traced_ids=options.trace_top_ids,
-            ),
+            speculation=options,
             expected=IdentityDigests.from_proto(message.expected),
             cache_salt=message.cache_salt,
-            policy=self.policy,
+            policy=self.policies.policy,
             priority=message.priority,
+            metadata=dict(context.invocation_metadata() or ()),
+            has_tools=bool(message.chat.tools_json),
         )
 
 
@@ -172,27 +199,23 @@ def _prompt(
         case "text":
             return Text(message.text)
         case "chat":
-            messages = ({"role": m.role, "content": m.content} for m in message.chat.messages)
-            return Chat(tuple(messages))
+            chat = message.chat
+            return Chat.read(
+                ((each.role, each.content, each.extra_json) for each in chat.messages),
+                tools_json=chat.tools_json,
+                template_kwargs_json=chat.template_kwargs_json,
+                continue_final_message=chat.continue_final_message,
+            )
         case "tokenized":
             assert isinstance(message, generation_pb2.GenerateRequest)
             return TokenIds(tuple(message.tokenized.input_ids))
     return None
 
 
-def _rule(value: int) -> AcceptanceRule | None:
-    """Return the rule that was asked for; None leaves it to the policy."""
-    if not value:
-        return None
-    for number, rule in RULES.items():
-        if number == value:
-            return rule
-    raise InvalidField("speculation.acceptance_rule", f"{value} is not a rule")
-
-
-def _chunk(cycle: Cycle) -> generation_pb2.GenerateChunk:
+def _chunk(cycle: Cycle, index: int) -> generation_pb2.GenerateChunk:
     delivery = cycle.delivery
     return generation_pb2.GenerateChunk(
+        index=index,
         text=delivery.text,
         token_ids=[token.token_id for token in delivery.tokens],
         origins=[ORIGINS[token.origin] for token in delivery.tokens],
@@ -212,17 +235,20 @@ def _trace(cycle: Cycle) -> generation_pb2.CycleTrace:
     )
 
 
-def _complete(generation: Generation) -> generation_pb2.GenerateComplete:
+def _complete(
+    generation: Generation, receipt: generation_pb2.Receipt
+) -> generation_pb2.GenerateComplete:
     sequence, end = generation.sequence, generation.sequence.end
     assert end is not None
     output_ids = sequence.output_ids
     complete = generation_pb2.GenerateComplete(
+        index=generation.request.index,
         output_ids=output_ids,
         finish_reason=REASONS[end.reason],
         prompt_tokens=len(sequence.prompt_ids),
         completion_tokens=len(output_ids),
         cached_tokens=generation.stats.cached_tokens,
-        receipt=_receipt(generation),
+        receipt=receipt,
         logprobs=generation.logprobs,
         prompt_logprobs=generation.prompt_logprobs,
     )
@@ -233,59 +259,14 @@ def _complete(generation: Generation) -> generation_pb2.GenerateComplete:
     return complete
 
 
-def _receipt(generation: Generation) -> generation_pb2.Receipt:
-    stats, request = generation.stats, generation.request
-    decision = request.plan.decision
-    receipt = generation_pb2.Receipt(
-        request_id=request.request_id,
-        rule="greedy" if request.mode is Mode.GREEDY else request.plan.rule.value,
-        seed=0 if request.mode is Mode.GREEDY else request.sampling.seed,
-        target=request.target.identity.to_proto(),
-        num_spec_steps=stats.num_spec_steps,
-        num_draft_tokens=stats.num_draft_tokens,
-        num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
-        num_discarded_draft_tokens=(
-            stats.num_draft_tokens
-            - stats.num_accepted_draft_tokens
-            + generation.num_discarded_tokens
-        ),
-        draft_acceptance_rate=stats.draft_acceptance_rate,
-        mean_acceptance_length=stats.mean_acceptance_length,
-        acceptance_histogram=stats.histogram(),
-        num_target_passes=stats.num_target_passes,
-        num_passes_saved=stats.num_passes_saved,
-        fallbacks=_reason_counts(stats.fallbacks),
-        queue_ms=stats.queue_ms,
-        draft_ms=stats.draft_ms,
-        verify_ms=stats.verify_ms,
-        network_ms=stats.network_ms,
-        ttft_ms=stats.ttft_ms,
-        total_ms=generation.elapsed_ms,
-        draft_tokens_by_source=stats.draft_tokens_by_source,
-        decision=decision,
-        min_decision_margin=stats.min_margin,
-        num_ledger_heals=generation.num_ledger_heals,
-        num_failovers=stats.num_failovers,
-        num_feature_bytes=stats.num_feature_bytes,
-        draft_blocks=_reason_counts({each.value: n for each, n in stats.blocks.items() if n}),
+def _policy_info(policies: PolicyInForce) -> generation_pb2.PolicyInfo:
+    return generation_pb2.PolicyInfo(
+        version=policies.policy.version,
+        digest=policies.policy.digest,
+        path=str(policies.path or ""),
+        loaded_at_s=policies.loaded_at_s,
+        error=policies.error,
     )
-    if stats.draft_lengths:
-        receipt.draft_lengths.histogram.extend(dense(stats.draft_lengths))
-        receipt.draft_lengths.reasons.extend(_reason_counts(stats.length_reasons))
-        receipt.draft_lengths.predicted_gain = stats.predicted_gain
-    drafter = generation.drafter
-    if drafter is not None and drafter.identity is not None:
-        receipt.drafter.CopyFrom(drafter.identity.to_proto())
-        if request.target.identity.name in drafter.overridden_targets:
-            receipt.decision = f"{decision}; a chat template difference was overridden"
-    return receipt
-
-
-def _reason_counts(counts: Mapping[str, int]) -> list[generation_pb2.ReasonCount]:
-    return [
-        generation_pb2.ReasonCount(reason=reason, count=count)
-        for reason, count in sorted(counts.items())
-    ]
 
 
 def _pair_info(pair: Pair) -> generation_pb2.PairInfo:

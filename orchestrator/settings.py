@@ -1,16 +1,37 @@
 """Settings of the orchestrator."""
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from orchestrator.policy import Policy
 from orchestrator.step_time import StepTime
 from orchestrator.worker import MAX_FAILURES
 from outrider.draft import MAX_OUTCOMES
+from outrider.errors import PolicyError
+from outrider.policy import Policy, policy_of_flags, read_policy
 from outrider.sampling import AcceptanceRule
 from outrider.serving.settings import Addresses, CommaSeparated, ServiceSettings
+
+# Settings that make up the policy where there is no file of one.
+POLICY_SETTINGS = (
+    "sources",
+    "num_draft_tokens",
+    "max_draft_tokens",
+    "draft_wait_ms",
+    "lookup_on_miss",
+    "acceptance_rule",
+    "max_outcomes",
+)
+
+
+def _readable(path: Path) -> Path:
+    try:
+        read_policy(path)
+    except PolicyError as error:
+        raise ValueError(str(error)) from None
+    return path
 
 
 class OrchestratorSettings(ServiceSettings):
@@ -34,6 +55,21 @@ class OrchestratorSettings(ServiceSettings):
     )
     max_waiting: int = Field(
         default=256, ge=0, le=65536, description="Requests that may wait; more are refused."
+    )
+    policy: Annotated[Path, AfterValidator(_readable)] | None = Field(
+        default=None,
+        description="Policy file (YAML), in place of the settings of drafts below; "
+        "SIGHUP reads it again.",
+    )
+    receipt_log: Path | None = Field(
+        default=None,
+        description="File that gets every receipt as a line of JSON; SIGHUP opens it anew.",
+    )
+    max_receipts: int = Field(
+        default=4096, ge=0, le=1_000_000, description="Requests whose receipts can be asked for."
+    )
+    max_receipt_age_s: float = Field(
+        default=3600.0, gt=0, le=604_800, description="Seconds for which they can."
     )
     sources: CommaSeparated = Field(
         default=(),
@@ -105,16 +141,27 @@ class OrchestratorSettings(ServiceSettings):
         """What is expected of a verifier that has not answered yet; a new one at every call."""
         return StepTime(self.min_step_timeout_s, self.step_timeout_factor)
 
+    @model_validator(mode="after")
+    def _check_policy(self) -> Self:
+        """Refuse settings that a policy file would silently overrule."""
+        fields = type(self).model_fields
+        set_too = [
+            f"--{name.replace('_', '-')}"
+            for name in POLICY_SETTINGS
+            if getattr(self, name) != fields[name].default
+        ]
+        if self.policy is not None and set_too:
+            raise ValueError(f"--policy: excludes {', '.join(set_too)}; the file says it all")
+        return self
+
     @property
-    def policy(self) -> Policy:
-        """The speculation policy that the flags describe."""
-        length = self.num_draft_tokens
-        longest = self.max_draft_tokens
-        return Policy(
+    def policy_of_flags(self) -> Policy:
+        """The speculation policy where no file says one."""
+        return policy_of_flags(
             sources=self.sources,
-            num_draft_tokens=length,
-            max_draft_tokens=longest if length == "auto" else max(longest, length),
-            draft_wait_s=self.draft_wait_ms / 1e3,
+            num_draft_tokens=self.num_draft_tokens,
+            max_draft_tokens=self.max_draft_tokens,
+            draft_wait_ms=self.draft_wait_ms,
             lookup_on_miss=self.lookup_on_miss,
             rule=self.acceptance_rule,
             max_outcomes=self.max_outcomes,

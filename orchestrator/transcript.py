@@ -29,13 +29,16 @@ class Delivery:
 class Transcript:
     """Cuts committed tokens where the output ends and turns them into text, token by token.
 
-    The order of judging a token: stop ids first, then stop strings, then length.
+    The order of judging a token: stop ids first, then stop strings, then length. ``keeps_stop``
+    makes the text of a stop id part of the output, as far as the stream tells it; whether a matched
+    stop string is, ``stops`` decides. Neither changes where the output ends.
     """
 
     stream: TextStream
     stops: StopMatcher
     stop_token_ids: frozenset[int]
     max_output_tokens: int
+    keeps_stop: bool = False
     num_output_tokens: int = field(default=0)
 
     def take(self, tokens: Sequence[CommittedToken]) -> Delivery:
@@ -53,7 +56,8 @@ class Transcript:
 
     def _judge(self, token_id: int) -> tuple[str, End | None]:
         if token_id in self.stop_token_ids:
-            return self._rest(), End(FinishReason.STOP, token_id=token_id)
+            text = self._rest_with(token_id) if self.keeps_stop else self._rest()
+            return text, End(FinishReason.STOP, token_id=token_id)
         text = self.stops.push(self.stream.push(token_id), self.num_output_tokens - 1)
         end = self._end_by_string()
         if end is None and self.num_output_tokens >= self.max_output_tokens:
@@ -65,6 +69,11 @@ class Transcript:
         """Return what was held back, for the text ends here."""
         flushed = self.stops.push(self.stream.flush(), self.num_output_tokens - 1)
         return flushed if self._end_by_string() is not None else flushed + self.stops.flush()
+
+    def _rest_with(self, token_id: int) -> str:
+        """Return what was held back and the text of the id that ends the output."""
+        held = self.stops.flush()  # its text may complete a stop string, but the id came first
+        return held + self.stream.push(token_id) + self.stream.flush()
 
     def _end_by_string(self) -> End | None:
         match = self.stops.match

@@ -64,6 +64,9 @@ class Verdict:
     no_room_for_draft: bool = False
     """The draft was treated as none through no fault of the drafter's."""
 
+    scored_nodes: tuple[int, ...] | None = None
+    """What would have been accepted of a draft that was only judged; None: it was to be used."""
+
     @property
     def num_accepted(self) -> int:
         """Draft tokens that were kept."""

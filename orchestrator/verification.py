@@ -41,6 +41,8 @@ class LeasedVerification:
     pool: WorkerPool
     stats: Stats
     timeout_s: Callable[[], float | None]
+    preferred: Worker | None = None
+    """Goes first among equal verifiers, if it can be used."""
     worker: Worker | None = None
     lease: VerifyLease | None = None
     num_heals: int = 0
@@ -112,6 +114,7 @@ class LeasedVerification:
             {address for address, incarnation in self._failed if self._lives(address, incarnation)},
             salt=self.request.cache_salt,
             token_ids=self.request.prompt_ids,
+            preferred=self.preferred,
         )
 
     def _lives(self, address: str, incarnation: str) -> bool:

@@ -76,6 +76,8 @@ class VerifyLease:
     incarnation: str
     """Of the verifier whose identity was judged."""
     num_traced_ids: int = 0
+    score_only: bool = False
+    """Drafts are judged and never used."""
     max_feature_layer: int | None = None
     """The largest layer that the verifier gives hidden states of; None: it gives none."""
     ledger: KVLedger = field(default_factory=KVLedger)
@@ -119,6 +121,7 @@ class VerifyLease:
             worker.step_time,
             worker.identity.incarnation,
             request.plan.num_traced_ids,
+            request.plan.is_shadowed,
             worker.max_feature_layer,
         )
 
@@ -151,6 +154,7 @@ class VerifyLease:
         self.features.take()
         if draft:
             step.draft.CopyFrom(draft.to_proto())
+            step.score_only = self.score_only
         self.sent_at = time.monotonic()
         self.num_sent = len(step.token_ids) + len(draft)
         patience_s = self.step_time.timeout_s(self.num_sent)
@@ -230,8 +234,10 @@ class VerifyLease:
         elapsed_s = time.monotonic() - self.sent_at
         self.step_time.observe(self.num_sent - verdict.cached_tokens, elapsed_s)
         nodes = tuple(verdict.accepted_nodes)
+        scored = tuple(verdict.scored_nodes) if draft and self.score_only else None
         origin = ORIGINS.get(verdict.next_token_kind)
-        if not draft.has_path(nodes) or origin is None:
+        fits = draft.has_path(nodes) if scored is None else draft.has_path(scored) and not nodes
+        if not fits or origin is None:
             raise VerifierLost("verifier sent a verdict that does not fit the draft")
         if self.opening.sampling.HasField("logprobs") and len(verdict.logprobs) != len(nodes) + 1:
             raise VerifierLost("verifier sent a verdict without its log probabilities")
@@ -260,6 +266,7 @@ class VerifyLease:
             features=StepFeatures(self.asked_layers, self.features.take()),
             logprobs=tuple(verdict.logprobs),
             prompt_logprobs=tuple(verdict.prompt_logprobs),
+            scored_nodes=scored,
         )
 
     async def _lost(self, error: BaseException | None) -> VerifierLost:

@@ -60,6 +60,8 @@ class Worker:
     step_time: StepTime = field(default_factory=StepTime)
     patience: Patience = field(default_factory=Patience)
     is_leaving: bool = False  # its address is no longer named
+    place: str = ""
+    """What its address was found under; empty: it was named itself."""
     max_failures: int = MAX_FAILURES
     breaker: Breaker = field(init=False)
 
@@ -75,6 +77,10 @@ class Worker:
     def feature_layers(self, sources: tuple[str, ...]) -> tuple[int, ...]:
         """Return what the source wants that this drafter will choose of ``sources``."""
         return self.features.get(self.source_of(sources), ())
+
+    def is_among(self, names: tuple[str, ...]) -> bool:
+        """True if places or addresses name this worker; no names at all name every one."""
+        return not names or self.address in names or self.place in names
 
     def source_of(self, sources: tuple[str, ...]) -> str:
         """Return the source that this drafter will choose of ``sources``; empty if it has none."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.affinity import PrefixAffinity
+from orchestrator.agreement import Agreements
 from orchestrator.estimates import Estimates
 from orchestrator.right_of_way import RightOfWay
 from orchestrator.worker import Role, Worker, WorkerState
@@ -76,6 +77,7 @@ class WorkerPool:
     affinity: PrefixAffinity = field(default_factory=PrefixAffinity)
     num_refusals: Counter[str] = field(default_factory=Counter)  # by address
     estimates: Estimates = field(default_factory=Estimates)
+    agreements: Agreements = field(default_factory=Agreements)
     right_of_way: RightOfWay = field(default_factory=RightOfWay)
 
     def target(self, name: str) -> Target:
@@ -110,11 +112,12 @@ class WorkerPool:
         *,
         salt: str = "",
         token_ids: Sequence[int] = (),
+        preferred: Worker | None = None,
     ) -> Worker | None:
         """Return an equal verifier outside ``excluded``, suspect ones last.
 
-        The one that read the longest prefix of the ids goes first, unless it is busier than the
-        least loaded one by more than a few leases.
+        The preferred one goes first, then the one that read the longest prefix of the ids, unless
+        it is busier than the least loaded one by more than a few leases.
         """
         now = self.clock()
         able = [w for w in self.verifiers(target) if w.address not in excluded]
@@ -125,6 +128,8 @@ class WorkerPool:
         by_address = {worker.address: worker for worker in trusted}
         known = by_address.get(self.affinity.find(salt, token_ids, by_address) or "", least)
         chosen = known if known.num_leases <= least.num_leases + AFFINITY_LEASES else least
+        if preferred is not None and by_address.get(preferred.address) is preferred:
+            chosen = preferred
         self.affinity.note(salt, token_ids, chosen.address)
         return chosen
 
@@ -133,8 +138,12 @@ class WorkerPool:
         workers = (*drafters, *self.verifiers(target))
         return min((worker.max_draft_tokens for worker in workers), default=0)
 
-    def choose_drafter(self, target: Target, sources: tuple[str, ...]) -> Worker | None:
+    def choose_drafter(
+        self, target: Target, sources: tuple[str, ...], drafters: tuple[str, ...] = ()
+    ) -> Worker | None:
         """Return the least loaded drafter that fits the target and offers one of the sources.
+
+        ``drafters`` names those that may be chosen; empty: any.
 
         One that failed again and again is left alone for a while: drafts can be done without.
         """
@@ -145,6 +154,7 @@ class WorkerPool:
             and worker.is_ready
             and worker.breaker.allows(self.clock())
             and (not sources or set(sources) & set(worker.sources))
+            and worker.is_among(drafters)
             and worker.refusals.get(target.identity.name) == ""
         ]
         return min(able, key=lambda worker: worker.num_leases, default=None)

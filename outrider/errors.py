@@ -4,11 +4,14 @@ OutriderError
 ├── InvalidField        INVALID_ARGUMENT    a field is wrong or not supported; names field and limit
 ├── IdentityMismatch    FAILED_PRECONDITION digests differ from those expected
 ├── NotFound            NOT_FOUND           no such model
+├── PolicyError         FAILED_PRECONDITION a policy file is wrong; names every fault
 ├── ResourceExhausted   RESOURCE_EXHAUSTED  queue, leases or KV are full
 └── Unavailable         UNAVAILABLE         loading, draining or no worker; may say when to retry
 
 A short KV cache is no error: workers answer it with ``ContextNeeded`` on the open stream.
 """
+
+from collections.abc import Sequence
 
 import grpc
 
@@ -39,6 +42,16 @@ class NotFound(OutriderError):
     """The named thing does not exist here."""
 
     code = grpc.StatusCode.NOT_FOUND
+
+
+class PolicyError(OutriderError):
+    """A policy file cannot be used; the message has a line for every fault."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+    def __init__(self, name: str, faults: Sequence[str]) -> None:
+        super().__init__("\n".join(f"{name}: {fault}" for fault in faults))
+        self.faults = tuple(faults)
 
 
 class ResourceExhausted(OutriderError):

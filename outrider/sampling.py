@@ -279,6 +279,19 @@ class SamplingParams:
         return message
 
 
+def choice_seed(seed: int, index: int) -> int:
+    """Return the seed of one of several choices: the request's own for the first.
+
+    The others are hashes, so that neighbouring seeds have no choices in common. A request with the
+    seed of a choice makes that choice alone.
+    """
+    if not index:
+        return seed
+    told = (seed % 2**64).to_bytes(8, "little") + index.to_bytes(8, "little")
+    digest = hashlib.blake2b(told, digest_size=8, person=b"choice seed").digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
 def proposal_key(key: int) -> int:
     """Return the key of a request's draft tokens in RATIO, from which nobody finds the seed's own.
 

@@ -46,8 +46,11 @@ class VerifierLease:
         num_traced_ids: int,
         num_continuations: int,
         feature_layers: tuple[int, ...],
+        score_only: bool = False,
     ) -> Verification:
         """Run one step: truncate to ``start``, extend by ``token_ids``, check the draft.
+
+        With ``score_only`` nothing of the draft is committed.
 
         A tree for which there is no room is treated as no draft; the job says so.
 
@@ -75,6 +78,7 @@ class VerifierLease:
             num_traced_ids=num_traced_ids,
             num_continuations=num_continuations,
             feature_layers=feature_layers,
+            score_only=score_only,
             priority=self.priority,
             prompt_score=score,
         )

@@ -107,6 +107,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 num_traced_ids=step.top_ids,
                 num_continuations=min(step.num_continuations, self.identity.vocab_size),
                 feature_layers=tuple(step.features.layers),
+                score_only=step.score_only,
             )
         except CacheTooShort as error:
             return (_context_needed(step.cycle, error.length),)
@@ -130,8 +131,6 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             objection := objection_to_layers(step.features.layers, self.max_feature_layer)
         ):
             raise InvalidField("step.features.layers", objection)
-        if step.score_only:
-            raise InvalidField("step.score_only", "is not supported")
 
     def _usable_draft(self, law: Law, step: verifier_pb2.Step) -> tuple[Proposed, str]:
         if not step.draft.token_ids:
@@ -192,6 +191,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             continuations=None if job.continuations is None else job.continuations.to_proto(),
             logprobs=[each.to_proto() for each in job.logprobs],
             prompt_logprobs=[each.to_proto() for each in score.logprobs] if score else (),
+            scored_nodes=job.scored_nodes,
         )
 
 

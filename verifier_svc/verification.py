@@ -1,7 +1,7 @@
 """One verification: a job of the engine, and the head that decides all jobs of a pass at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -47,12 +47,17 @@ class Verification:
     num_traced_ids: int = 0
     num_continuations: int = 0
     feature_layers: tuple[int, ...] = ()
+    score_only: bool = False
+    """The draft is judged, and what is committed is what the step gives without it."""
     priority: int = 0
     prompt_score: PromptScore | None = None
     """What was worked out of the prompt before, in the same step."""
     done: bool = False
     next: JobInput | None = None
     decision: Decision | None = None
+    """On what is committed."""
+    scored_nodes: tuple[int, ...] = ()
+    """With ``score_only``: what would have been accepted."""
     trace: StepTrace | None = None
     continuations: Continuations | None = None
     features: Features | None = None
@@ -83,8 +88,10 @@ class Verification:
 
     @property
     def proposes(self) -> bool:
-        """False without a draft, or with one of probes alone."""
-        return any(map(self.proposed.may_accept, range(len(self.draft_token_ids))))
+        """False without a draft that may be accepted, or with one of probes alone."""
+        return not self.score_only and any(
+            map(self.proposed.may_accept, range(len(self.draft_token_ids)))
+        )
 
     @property
     def is_accepted_whole(self) -> bool:
@@ -170,10 +177,11 @@ class VerificationHead:
         decisions = verify_batch(
             requests, logits, vocab_size=self.vocab_size, head_size=self.head_size
         )
+        self._take_scores(jobs, finished, requests, decisions)
         for job, entry, request, decision in zip(jobs, finished, requests, decisions, strict=True):
             if job.num_traced_ids:
                 job.trace = explain(
-                    entry.logits,
+                    entry.logits[: len(request.rows)],
                     request,
                     decision,
                     num_ids=job.num_traced_ids,
@@ -189,6 +197,34 @@ class VerificationHead:
             job.logprobs = self._logprobs(job, entry.logits, decision)
             job.settle(decision)
             job.decision, job.finished, job.done = decision, entry, True
+
+    def _take_scores(
+        self,
+        jobs: Sequence[Verification],
+        finished: Sequence[Finished],
+        requests: list[ChainRequest],
+        decisions: list[Decision],
+    ) -> None:
+        """Note what was decided on drafts that are only judged, and put in its place what the same
+        steps without a draft come to: the first of their rows has the same logits, and with the
+        same cycle the same noise.
+        """
+        scored = [index for index, job in enumerate(jobs) if job.score_only]
+        if not scored:
+            return
+        for index in scored:
+            jobs[index].scored_nodes = decisions[index].accepted_nodes
+            requests[index] = replace(
+                requests[index], proposed=Proposed(), rows=requests[index].rows[:1]
+            )
+        plain = verify_batch(
+            [requests[index] for index in scored],
+            torch.cat([finished[index].logits[:1] for index in scored]),
+            vocab_size=self.vocab_size,
+            head_size=self.head_size,
+        )
+        for index, decision in zip(scored, plain, strict=True):
+            decisions[index] = decision
 
     def _logprobs(
         self, job: Verification, logits: torch.Tensor, decision: Decision

@@ -3,9 +3,10 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -28,10 +29,18 @@ def run(
     service_names: Sequence[str],
     open_service: OpenService,
 ) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code is 0, or 1 if the service failed."""
+    """Serve gRPC until SIGTERM or SIGINT; the exit code is 0, or 1 if the service failed."""
+    serving = serve(settings, service_names=service_names, open_service=open_service)
+    return run_to_end(serving, settings, service=service)
+
+
+def run_to_end(
+    serving: Coroutine[Any, Any, None], settings: ServiceSettings, *, service: str
+) -> int:
+    """Run the life of a service; the exit code is 0, or 1 if the service failed."""
     configure_logging(service, level=settings.log_level)
     try:
-        asyncio.run(serve(settings, service_names=service_names, open_service=open_service))
+        asyncio.run(serving)
     except (OutriderError, OSError) as error:
         log.error("service_failed", detail=str(error))
         return 1
@@ -53,7 +62,7 @@ async def serve(
     address = await server.open()
     with StopSignals() as signals:
         try:
-            with _published(address, settings.port_file):
+            with published(address, settings.port_file):
                 log.info("service_started", address=address, pid=os.getpid())
                 async with open_service() as opened:
                     try:
@@ -76,7 +85,7 @@ async def serve(
 
 
 @contextmanager
-def _published(address: str, port_file: Path | None) -> Iterator[None]:
+def published(address: str, port_file: Path | None) -> Iterator[None]:
     """Keep the address in the file, whole or not at all, as long as the port is open.
 
     Raises: OSError if the file cannot be written.

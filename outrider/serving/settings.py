@@ -41,14 +41,20 @@ ADDRESS = re.compile(
 OTHER_TARGETS = re.compile(r"(unix|unix-abstract|vsock|ipv4|ipv6):\S+")
 
 
-def _check_addresses(values: tuple[str, ...]) -> tuple[str, ...]:
-    for value in values:
-        match = ADDRESS.fullmatch(value)
-        fits = match is not None and 1 <= int(match["port"]) <= 65535
-        if not fits and not OTHER_TARGETS.fullmatch(value):
-            raise ValueError(f"{value} is not host:port with a port from 1 to 65535")
-    return values
+def _check_address(value: str) -> str:
+    match = ADDRESS.fullmatch(value)
+    fits = match is not None and 1 <= int(match["port"]) <= 65535
+    if not fits and not OTHER_TARGETS.fullmatch(value):
+        raise ValueError(f"{value} is not host:port with a port from 1 to 65535")
+    return value
 
+
+def _check_addresses(values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(_check_address, values))
+
+
+Address = Annotated[str, AfterValidator(_check_address)]
+"""Address of a peer: host:port, [v6]:port, or a target of gRPC."""
 
 Addresses = Annotated[
     tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_addresses)

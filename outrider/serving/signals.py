@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -51,3 +53,14 @@ class StopSignals:
     def _restore(self) -> None:
         for number in STOP_SIGNALS:
             asyncio.get_running_loop().remove_signal_handler(number)
+
+
+@contextmanager
+def on_hangup(call: Callable[[], None]) -> Iterator[None]:
+    """Let SIGHUP mean a call on the event loop, in place of the end of the process."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, call)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)

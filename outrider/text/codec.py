@@ -1,13 +1,15 @@
 """The target's tokenizer and chat template, as the orchestrator uses them."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from outrider.errors import InvalidField
 from outrider.identity.files import TokenizerFiles
 from outrider.identity.special import SpecialTokens
 from outrider.identity.template import chat_template
 from outrider.text.stream import TextStream
-from outrider.text.template import ChatTemplate
+from outrider.text.template import ChatTemplate, Message
+from outrider.text.token_bytes import TokenBytes
 
 
 class TextCodec:
@@ -16,10 +18,18 @@ class TextCodec:
     Raises: ValueError if the files hold no readable tokenizer or template.
     """
 
-    __slots__ = ("_special_ids", "_template", "_tokenizer", "special_tokens", "vocab_size")
+    __slots__ = (
+        "_special_ids",
+        "_template",
+        "_token_bytes",
+        "_tokenizer",
+        "special_tokens",
+        "vocab_size",
+    )
 
     def __init__(self, files: TokenizerFiles) -> None:
         self._tokenizer = files.tokenizer()
+        self._token_bytes = TokenBytes(self._tokenizer)
         self.special_tokens = SpecialTokens.from_files(files, tokenizer=self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
@@ -37,22 +47,48 @@ class TextCodec:
         """Return the ids of a plain text, with the special tokens that the tokenizer adds."""
         return list(self._tokenizer.encode(text).ids)
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+    ) -> str:
         """Return the text of the prompt that the template makes of the messages.
 
-        Raises: InvalidField naming ``chat`` if the model has no template or the template refuses.
+        Raises: InvalidField naming ``chat`` if the model has no template, or as
+            ``ChatTemplate.render`` does.
         """
         if self._template is None:
             raise InvalidField("chat", "the model has no chat template; send text or token ids")
-        return self._template.render(messages)
+        return self._template.render(
+            messages,
+            tools=tools,
+            variables=variables,
+            continue_final_message=continue_final_message,
+        )
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+    ) -> list[int]:
         """Return the ids of the prompt that the template makes of the messages.
 
         Raises: InvalidField as ``render_chat`` does.
         """
+        text = self.render_chat(
+            messages,
+            tools=tools,
+            variables=variables,
+            continue_final_message=continue_final_message,
+        )
         # The template has written the special tokens itself; adding them again would double BOS.
-        return self.encode_plain(self.render_chat(messages))
+        return self.encode_plain(text)
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the ids of a text without adding any; special tokens in it are recognised."""
@@ -61,6 +97,10 @@ class TextCodec:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of the ids by themselves; an incomplete character reads U+FFFD here."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what an id stands for by itself, maybe only a part of a character."""
+        return self._token_bytes(token_id)
 
     def stream(
         self, *, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()

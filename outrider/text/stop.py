@@ -31,16 +31,18 @@ class StopMatcher:
 
     The stop string that is complete first wins, and of several that end at the same character the
     longest. So the result depends on the text alone, not on where tokens or messages are cut.
+    ``keeps_match`` passes the matched stop string on as well; nothing behind it ever is.
 
     Raises: ValueError if a stop string is empty.
     Paper: Aho and Corasick 1975, doi:10.1145/360825.360855.
     """
 
-    __slots__ = ("_held", "_node", "_root", "match")
+    __slots__ = ("_held", "_keeps_match", "_node", "_root", "match")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keeps_match: bool = False) -> None:
         if "" in stops:
             raise ValueError("a stop string is empty")
+        self._keeps_match = keeps_match
         self._root = _automaton(stops)
         self._node = self._root
         self._held = ""
@@ -49,7 +51,8 @@ class StopMatcher:
     def push(self, piece: str, token_index: int) -> str:
         """Take the text of one token and return what may be passed on; sets ``match`` on a match.
 
-        After a match the returned text ends just before the stop string and nothing may be pushed.
+        After a match the returned text ends just before the stop string, or with it where it is
+        kept, and nothing may be pushed.
         """
         assert self.match is None, "text after a stop string"
         if not self._root.children:
@@ -60,7 +63,7 @@ class StopMatcher:
             if (stop := self._node.stop) is not None:
                 self.match = StopMatch(stop, token_index)
                 self._held = ""
-                return text[: end - len(stop)]
+                return text[: end if self._keeps_match else end - len(stop)]
         # The node's depth is the length of the longest suffix that may still grow into a stop.
         certain = len(text) - self._node.depth
         self._held = text[certain:]

@@ -32,6 +32,7 @@ class VerifyStream:
         digest: bytes | None = None,
         top_ids: int = 0,
         features: common_pb2.FeatureSpec | None = None,
+        score_only: bool = False,
     ) -> verifier_pb2.VerifyResponse:
         """State that the sequence is ``ids``, sending those from ``start`` on."""
         self.cycle = self.cycle + 1 if cycle is None else cycle
@@ -45,6 +46,7 @@ class VerifyStream:
             draft=draft,
             top_ids=top_ids,
             features=features,
+            score_only=score_only,
         )
         await self.call.write(verifier_pb2.VerifyRequest(step=step))
         return await self.call.read()

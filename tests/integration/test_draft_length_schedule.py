@@ -8,10 +8,11 @@ import pytest
 from drafter_svc.__main__ import open_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.__main__ import SERVICE_NAMES, open_orchestrator
-from orchestrator.policy import Policy, SpeculationOptions, SpeculationPlan
+from orchestrator.policy import SpeculationPlan, plan_of
 from orchestrator.settings import OrchestratorSettings
 from outrider.cli.pairing import wait_paired
 from outrider.client import Client, generate_request
+from outrider.policy import Decision
 from outrider.sampling import SamplingParams
 from tests.cluster import DRAFTER_NAMES, VERIFIER_NAMES, serving
 from tests.integration.stage import ANSWER_S, DRAFT_WAIT_MS, assert_parity, fallbacks
@@ -32,25 +33,18 @@ def length_of(cycle: int) -> int:
     return 0 if BEFORE <= cycle < BEFORE + WITHOUT else K
 
 
-class ScheduledPolicy(Policy):
-    """Drafts by the schedule, whatever was asked for."""
-
-    def plan(self, options: SpeculationOptions) -> SpeculationPlan:
-        plan = super().plan(options)
-        return replace(plan, num_draft_tokens=length_of) if plan.speculates else plan
-
-
-class ScheduledSettings(OrchestratorSettings):
-    """The settings of an orchestrator with that policy."""
-
-    @property
-    def policy(self) -> Policy:
-        return ScheduledPolicy(draft_wait_s=self.draft_wait_ms / 1e3)
+def scheduled_plan(decision: Decision, *, num_traced_ids: int = 0) -> SpeculationPlan:
+    """Plan drafts by the schedule, whatever was asked for."""
+    plan = plan_of(decision, num_traced_ids=num_traced_ids)
+    return replace(plan, num_draft_tokens=length_of) if plan.speculates else plan
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_drafts_are_as_good_after_a_pause_as_before(toy: Path, temperature: float):
+async def test_drafts_are_as_good_after_a_pause_as_before(
+    toy: Path, temperature: float, monkeypatch: pytest.MonkeyPatch
+):
     """Case 37: the draft model is the target, so every draft is accepted, also after the pause."""
+    monkeypatch.setattr("orchestrator.request.plan_of", scheduled_plan)
     verifier = VerifierSettings(model=str(toy), dtype="float32", num_threads=1)
     drafter = DrafterSettings(model=str(toy), dtype="float32", num_threads=1)
     sampling = SamplingParams(
@@ -60,7 +54,7 @@ async def test_drafts_are_as_good_after_a_pause_as_before(toy: Path, temperature
         serving(VERIFIER_NAMES, lambda: open_verifier(verifier)) as target_at,
         serving(DRAFTER_NAMES, lambda: open_drafter(drafter)) as draft_at,
     ):
-        settings = ScheduledSettings(
+        settings = OrchestratorSettings(
             verifier=(target_at,), drafter=(draft_at,), draft_wait_ms=DRAFT_WAIT_MS
         )
         async with (

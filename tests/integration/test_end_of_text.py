@@ -104,3 +104,25 @@ async def test_a_stop_token_id_ends_the_output_like_an_eos(stage: Stage):
     plain, _ = await check(stage.of("one-eos"), params)
     assert plain.token_ids == [X, Y, E, Z]
     assert plain.complete.matched_token_id == Z
+
+
+@pytest.mark.parametrize("model", ["one-eos", "two-eos"])
+async def test_an_eos_that_the_request_names_ends_the_output_though_eos_is_ignored(
+    stage: Stage, model: str
+):
+    """Case 16: ignore_eos is about the model's own list, not about what the client asks for."""
+    params = replace(PARAMS, stop_token_ids=(E,), ignore_eos=True)
+    plain, _ = await check(stage.of(model), params)
+    assert plain.token_ids == [X, Y, E]
+    assert (plain.complete.finish_reason, plain.complete.matched_token_id) == (STOP, E)
+
+
+@pytest.mark.parametrize(("keeps", "text"), [(False, "xy"), (True, "xyE")])
+async def test_the_text_of_a_stop_token_is_kept_on_request(stage: Stage, keeps: bool, text: str):
+    """Case 16: include_stop_str_in_output changes the text alone; E is no special token here."""
+    params = replace(PARAMS, include_stop_str_in_output=keeps, stop=("never",))
+    plain, outputs = await check(stage.of("one-eos"), params)
+    assert (plain.text, plain.token_ids) == (text, [X, Y, E])
+    for output in outputs.values():
+        pieces = [piece for chunk in output.chunks for piece in chunk.pieces]
+        assert pieces == ["x", "y", "E" if keeps else ""]

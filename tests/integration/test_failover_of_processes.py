@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from outrider.cli.stack import Service
-from outrider.client import Client, Output, generate_request
+from outrider.client import Client, Output, collect, generate_request
 from outrider.sampling import SamplingParams
 from outrider.serving.channel import open_channel
 from outrider.v1 import generation_pb2 as pb
@@ -143,18 +143,14 @@ async def stream(
         target_only=not source,
         num_draft_tokens=3 if source else None,
     )
-    chunks, complete, num = [], None, 0
+    responses, num = [], 0
     async for response in fleet.client.stream(request, timeout_s=60):
-        if response.WhichOneof("kind") == "complete":
-            complete = response.complete
-            continue
-        chunks.append(response.chunk)
+        responses.append(response)
         num += len(response.chunk.token_ids)
         if deed is not None and num > at:
             await deed()
             deed = None
-    assert complete is not None
-    return Output(tuple(chunks), complete)
+    return collect(responses)
 
 
 async def strike(fleet: Fleet, deed: str, role: str) -> Service:

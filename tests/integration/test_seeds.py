@@ -1,16 +1,13 @@
 """A seed fixes the output whatever else runs; without a seed every request draws its own."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
 import pytest_asyncio
 
 from drafter_svc.settings import DrafterSettings
-from outrider.client import generate_request
 from outrider.sampling import SamplingParams
 from tests.integration.stage import Stage, assert_parity, open_stage, together
 from verifier_svc.settings import VerifierSettings
@@ -78,22 +75,3 @@ async def test_no_seed_is_a_marker_for_something_else(stage: Stage):
         for seed, output, expected in zip(seeds, repeated, plain, strict=True):
             assert_parity(output, expected, (seed, drafter))
             assert output.complete.receipt.seed == seed
-
-
-@pytest.mark.parametrize("n", [0, 2, 3])
-async def test_more_than_one_choice_is_refused_by_name(stage: Stage, n: int):
-    """Case 13: n is not built, and says so instead of giving equal copies."""
-    request = generate_request(PROMPT, HOT)
-    request.sampling_params.n = n
-    with pytest.raises(grpc.aio.AioRpcError, match=r"sampling_params\.n") as raised:
-        await stage.client.generate(request)
-    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def test_one_choice_is_what_is_built(stage: Stage):
-    """Case 13: the control of the refusal."""
-    request = generate_request(PROMPT, HOT)
-    request.sampling_params.n = 1
-    async with asyncio.timeout(30):
-        output = await stage.client.generate(request)
-    assert len(output.token_ids) == HOT.max_tokens

@@ -73,6 +73,38 @@ async def test_a_stop_string_is_found_behind_rejections(stage: Stage, drafter: s
         assert_parity(output, plain, start)
 
 
+@pytest.mark.parametrize(
+    ("drafter", "num_draft_tokens"), [("oracle", 2), ("oracle", 8), ("alt", 5), ("ngram", 8)]
+)
+async def test_a_stop_string_that_is_kept_ends_the_text(
+    stage: Stage, drafter: str, num_draft_tokens: int
+):
+    """Case 21: with include_stop_str_in_output the same ids, and the text up to END."""
+    params = replace(PARAMS, include_stop_str_in_output=True)
+    end = TEXT.index("END")
+    starts = range(end - 9, end)
+    drafting = {"drafter": drafter, "num_draft_tokens": num_draft_tokens}
+    for start, plain, output in await both(stage, starts, params, **drafting):
+        assert_parity(output, plain, start)
+        assert output.text == TEXT[start + 1 : end + 3], start
+        assert output.token_ids == byte_ids(TEXT[start + 1 : end + 3]), start
+        assert output.complete.matched_stop_str == "END"
+        pieces = [piece for chunk in output.chunks for piece in chunk.pieces]
+        assert "".join(pieces[-3:]) == "END", "told with the ids that it is made of"
+
+
+async def test_log_probabilities_end_with_the_stop_string(stage: Stage):
+    """Case 21: one entry for each id that is left, in stream and completion, kept or not."""
+    starts = range(TEXT.index("END") - 5, TEXT.index("END"))
+    for keeps in (False, True):
+        params = replace(PARAMS, logprobs=2, include_stop_str_in_output=keeps)
+        for start, _, output in await both(
+            stage, starts, params, drafter="oracle", num_draft_tokens=8
+        ):
+            told = [each.token_id for chunk in output.chunks for each in chunk.logprobs]
+            assert told == output.token_ids == [each.token_id for each in output.logprobs], start
+
+
 async def test_of_several_stop_strings_the_first_complete_one_wins(stage: Stage):
     """Case 21: one run holds three of them; the cut is the one that plain decoding makes."""
     params = replace(PARAMS, stop=("NDABCF", "ND", "zENDA"))

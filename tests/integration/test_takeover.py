@@ -1,12 +1,13 @@
 """Case 48: a verifier dies in mid-stream, and the client reads on without gap or repeat."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
 import grpc
 import pytest
 
-from outrider.client import Output, generate_request
+from outrider.client import Choice, Output, generate_request
 from outrider.sampling import SamplingParams
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import verifier_pb2
@@ -87,7 +88,7 @@ async def unbroken(sampling: SamplingParams) -> Output:
         return await ask(running, sampling, drafts=False)
 
 
-def streamed(output: Output) -> list[int]:
+def streamed(output: Output | Choice) -> list[int]:
     return [token_id for chunk in output.chunks for token_id in chunk.token_ids]
 
 
@@ -114,6 +115,48 @@ async def test_the_stream_goes_on(monkeypatch, mortal, name, dies_at, drafts):
         )
     failovers = sum(output.complete.receipt.num_failovers for output in outputs)
     assert failovers > 0 or kind.num_steps <= dies_at
+
+
+@pytest.mark.parametrize("dies_at", [0, 1, 9, 20])
+async def test_every_choice_goes_on(monkeypatch, mortal, dies_at):
+    """All hold leases on the verifier that dies; each is moved by itself."""
+    sampling = replace(SAMPLINGS["coupled"], n=3)
+    async with cluster(verifiers=[table_verifier(LAW)]) as running:
+        expected = await ask(running, sampling, drafts=False)
+    dying, kind = mortal(dies_at)
+    async with cluster(verifiers=[dying, immortal(monkeypatch)]) as running:
+        outputs = [await ask(running, sampling, drafts=False) for _ in range(2)]
+    for output in outputs:
+        for choice, one in zip(output.choices, expected.choices, strict=True):
+            assert choice.token_ids == streamed(choice) == one.token_ids
+            assert choice.complete.receipt.seed == one.complete.receipt.seed
+    receipts = [choice.complete.receipt for output in outputs for choice in output.choices]
+    assert sum(receipt.num_failovers for receipt in receipts) > 0 or kind.num_steps <= dies_at
+
+
+@pytest.mark.parametrize("dies_at", [0, 1, 10])
+async def test_choices_end_together_with_one_status(mortal, dies_at):
+    """The first while it reads the prompt, before it has told the others; or any of them later."""
+    dying, _ = mortal(dies_at)
+    sampling = replace(SAMPLINGS["coupled"], n=3)
+    received: defaultdict[int, list[int]] = defaultdict(list)
+
+    async def read(running) -> None:
+        request = generate_request(PROMPT, sampling, target_only=True)
+        async for response in running.client.stream(request, timeout_s=20):
+            assert response.WhichOneof("kind") == "chunk", "none had come to its end"
+            received[response.chunk.index] += response.chunk.token_ids
+
+    async with cluster(verifiers=[table_verifier(LAW)]) as running:
+        expected = await ask(running, sampling, drafts=False)
+    async with cluster(verifiers=[dying]) as running:
+        with pytest.raises(grpc.aio.AioRpcError, match="no equal one is ready") as caught:
+            await read(running)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    # What was decided was told, but for verdicts on their way to the two others.
+    assert 0 <= dies_at - sum(map(len, received.values())) <= 2
+    for index, ids in received.items():
+        assert ids == expected.choices[index].token_ids[: len(ids)]
 
 
 async def test_a_stop_string_across_the_cut_is_found(monkeypatch, mortal):

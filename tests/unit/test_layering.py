@@ -19,6 +19,7 @@ TRANSPORT = {
     "drafter_svc/servicer.py",
     "orchestrator/__main__.py",
     "orchestrator/draft_lease.py",
+    "orchestrator/receipt_message.py",
     "orchestrator/servicer.py",
     "orchestrator/supervision.py",
     "orchestrator/verify_lease.py",

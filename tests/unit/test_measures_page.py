@@ -6,8 +6,11 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from orchestrator.admission import Admission
-from orchestrator.metrics import OrchestratorMetrics, PresentState
+from orchestrator.metrics import OrchestratorMetrics, PolicyState, PresentState, ReceiptState
+from orchestrator.policy_in_force import PolicyInForce
+from orchestrator.receipt_store import ReceiptStore
 from orchestrator.workers import WorkerPool
+from outrider.policy import policy_of_flags
 from outrider.worker_metrics import WorkerMetrics
 from tests.unit.test_worker_metrics import StandingEngine
 
@@ -18,6 +21,8 @@ def test_the_page_lists_what_is_served():
     registry = CollectorRegistry()
     OrchestratorMetrics(registry)
     registry.register(PresentState(WorkerPool([]), Admission(1, 1)))
+    registry.register(PolicyState(PolicyInForce(policy_of_flags())))
+    registry.register(ReceiptState(ReceiptStore(1, 1.0), None))
     registry.register(WorkerMetrics(lambda: 0, StandingEngine()))
     served = {
         family.name.removeprefix("outrider_") + ("_total" if family.type == "counter" else "")

@@ -16,6 +16,7 @@ from outrider.sampling import (
     ConstraintKind,
     Mode,
     SamplingParams,
+    choice_seed,
 )
 from outrider.v1 import common_pb2 as pb
 
@@ -194,3 +195,14 @@ def test_every_field_of_the_schema_is_read_or_refused():
 def test_a_mode_that_is_none(value):
     with pytest.raises(InvalidField, match="is not a mode"):
         Mode.from_proto(value)
+
+
+def test_the_first_choice_has_the_request_s_seed_and_the_others_have_hashes():
+    """Case 13: stepping a seed by the index would give neighbours the same choices."""
+    seeds = [-(2**63), -2, -1, 0, 1, 7, 8, 2**63 - 1]
+    made = {(seed, index): choice_seed(seed, index) for seed in seeds for index in range(16)}
+    assert [made[seed, 0] for seed in seeds] == seeds
+    assert len(set(made.values())) == len(made)
+    assert all(-(2**63) <= seed < 2**63 for seed in made.values())
+    # Fixed for ever: receipts of old outputs name these.
+    assert choice_seed(7, 1) == 3163711640119389964

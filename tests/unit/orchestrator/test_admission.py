@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from orchestrator.admission import Admission
-from outrider.errors import ResourceExhausted
+from outrider.errors import InvalidField, ResourceExhausted
 
 
 async def hold(
@@ -93,5 +93,61 @@ async def test_a_failure_gives_the_slot_back():
 
 
 async def test_a_free_slot_is_taken_though_nobody_may_wait():
-    async with Admission(1, 0).slot() as queue_ms:
-        assert queue_ms < 100
+    admission = Admission(1, 0)
+    async with admission.slot():
+        assert (admission.num_running, admission.num_waiting) == (1, 0)
+
+
+async def test_places_count_as_waiting_until_they_become_slots():
+    admission = Admission(2, 2)
+    with admission.places(3) as places:
+        assert (admission.num_running, admission.num_waiting) == (0, 3)
+        with pytest.raises(ResourceExhausted, match="0 requests run and 3 wait"):
+            admission.places(2).__enter__()
+        async with admission.slot():  # the last place, and a slot is free
+            async with admission.slot(places=places):
+                assert (admission.num_running, admission.num_waiting) == (2, 2)
+                with pytest.raises(ResourceExhausted):
+                    async with admission.slot():
+                        pass
+            async with admission.slot(places=places):
+                assert (admission.num_running, admission.num_waiting) == (2, 1)
+        assert (admission.num_running, admission.num_waiting) == (0, 1)
+    assert (admission.num_running, admission.num_waiting) == (0, 0)
+
+
+async def test_choices_wait_for_slots_like_others_and_never_for_more_than_there_are():
+    admission, order, release = Admission(1, 4), [], asyncio.Event()
+
+    async def choice(name: str, places) -> None:
+        async with admission.slot(places=places):
+            order.append(name)
+            await release.wait()
+
+    with admission.places(4) as places:
+        first = asyncio.create_task(choice("0", places))
+        await settle()
+        other = asyncio.create_task(hold(admission, "other", order, release))
+        await settle()
+        rest = [asyncio.create_task(choice(name, places)) for name in "123"]
+        await settle()
+        assert (admission.num_running, admission.num_waiting) == (1, 4)
+        release.set()
+        await asyncio.gather(first, other, *rest)
+    assert order == ["0", "other", "1", "2", "3"]
+    assert (admission.num_running, admission.num_waiting) == (0, 0)
+
+
+def test_more_choices_than_there_is_room_for_at_all_are_no_matter_of_waiting():
+    with pytest.raises(InvalidField, match=r"^sampling_params\.n: 5 choices, at most 4"):
+        Admission(1, 3).places(5).__enter__()
+    with Admission(1, 3).places(4):
+        pass
+
+
+async def test_a_failure_gives_all_places_back():
+    admission = Admission(1, 3)
+    with pytest.raises(ValueError, match="x"), admission.places(3) as places:
+        async with admission.slot(places=places):
+            raise ValueError("x")
+    assert (admission.num_running, admission.num_waiting) == (0, 0)

@@ -2,16 +2,15 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from orchestrator.policy import Policy, SpeculationOptions
+from orchestrator.chat import Chat
 from orchestrator.request import (
-    MAX_MESSAGES,
     MAX_SALT_CHARACTERS,
-    Chat,
     Prompt,
     Request,
     Text,
@@ -21,7 +20,8 @@ from orchestrator.request import (
 from orchestrator.workers import Target
 from outrider.errors import IdentityMismatch, InvalidField
 from outrider.identity import IdentityDigests, ModelIdentity, Numerics, TokenizerFiles
-from outrider.sampling import Mode, SamplingParams
+from outrider.policy import SpeculationOptions, policy_of_flags
+from outrider.sampling import Mode, SamplingParams, choice_seed
 from outrider.text import TextCodec
 
 VOCAB_SIZE = 8
@@ -79,7 +79,7 @@ def request(
         speculation=speculation or SpeculationOptions(),
         expected=expected or IdentityDigests(),
         cache_salt=cache_salt,
-        policy=Policy(),
+        policy=policy_of_flags(),
     )
 
 
@@ -93,6 +93,48 @@ def test_what_a_client_leaves_open_is_filled_in():
     assert made.sampling.seed is not None
     assert 0 <= made.sampling.seed < 2**63
     assert made.plan.speculates
+
+
+@pytest.mark.parametrize(("most", "kept"), [(1, (5,)), (3, (3, 4, 5)), (5, (1, 2, 3, 4, 5))])
+def test_a_prompt_is_cut_to_its_last_tokens(most, kept):
+    prompt = TokenIds((1, 2, 3, 4, 5))
+    made = request(prompt, sampling=SamplingParams(truncate_prompt_tokens=most))
+    assert made.prompt_ids == kept
+    assert made.sampling.max_tokens == CONTEXT - len(kept)
+    longer = request(prompt, sampling=SamplingParams(truncate_prompt_tokens=100))
+    assert longer.prompt_ids == prompt.input_ids
+
+
+def test_a_prompt_that_is_cut_may_be_longer_than_the_context():
+    prompt = TokenIds((1,) * 100 + (2,) * 3)
+    made = request(prompt, sampling=SamplingParams(truncate_prompt_tokens=4))
+    assert made.prompt_ids == (1, 2, 2, 2)
+    with pytest.raises(InvalidField, match="has 16 tokens, it must be below the context of 16"):
+        request(prompt, sampling=SamplingParams(truncate_prompt_tokens=CONTEXT))
+    with pytest.raises(InvalidField, match=r"input_ids\[0\]: 99"):  # also of what is cut off
+        request(TokenIds((99, 1)), sampling=SamplingParams(truncate_prompt_tokens=1))
+
+
+def test_a_text_and_a_chat_are_cut_like_ids():
+    params = SamplingParams(truncate_prompt_tokens=1)
+    assert request(Text("3"), sampling=params).prompt_ids == (3,)
+    assert request(Chat(({"role": "user", "content": "4"},)), sampling=params).prompt_ids == (4,)
+
+
+def test_choices_are_requests_of_their_own():
+    params = SamplingParams(n=3, seed=7, temperature=0.5, prompt_logprobs=1, logprobs=2)
+    made = request(sampling=params)
+    first, second, third = made.choices()
+    assert [each.index for each in made.choices()] == [0, 1, 2]
+    assert [each.sequence_id for each in made.choices()] == ["r", "r/1", "r/2"]
+    assert {each.request_id for each in made.choices()} == {"r"}
+    assert first.sampling == replace(made.sampling, n=1)
+    for index, each in ((1, second), (2, third)):
+        expected = replace(first.sampling, seed=choice_seed(7, index), prompt_logprobs=None)
+        assert each.sampling == expected
+        assert replace(each, index=0, sampling=first.sampling) == first
+    drawn = request(sampling=SamplingParams(n=4))
+    assert len({each.sampling.seed for each in drawn.choices()}) == 4
 
 
 def test_seeds_that_are_drawn_differ():
@@ -152,10 +194,6 @@ def test_the_longest_prompt_leaves_one_token():
         pytest.param(
             {"prompt": Chat(({"role": "", "content": "1"},))}, "chat.messages[0].role", "empty",
             id="no role",
-        ),
-        pytest.param(
-            {"prompt": Chat(({"role": "user", "content": "1"},) * (MAX_MESSAGES + 1))},
-            "chat.messages", f"at most {MAX_MESSAGES}", id="too many messages",
         ),
         pytest.param(
             {"cache_salt": "s" * (MAX_SALT_CHARACTERS + 1)}, "cache_salt",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from orchestrator.acceptance_estimate import SourceAcceptance
+from orchestrator.acceptance_estimate import SequenceAcceptance, SourceAcceptance
 from orchestrator.draft_length import (
     NUM_WARM_UP,
     START,
@@ -16,10 +16,12 @@ from orchestrator.draft_length import (
     uniform,
 )
 from orchestrator.estimates import Average, Lane
-from orchestrator.off_switch import NUM_BEFORE_OFF
-from orchestrator.policy import ON, AutoLength, ConstantLength, SpeculationPlan
+from orchestrator.expected_rate import expected_rates
+from orchestrator.off_switch import MIN_GAIN, NUM_BEFORE_OFF
+from orchestrator.policy import AutoLength, ConstantLength, SpeculationPlan
 from orchestrator.pressure import Pressure
 from outrider.draft import Draft
+from outrider.policy import ON
 from outrider.sampling import AcceptanceRule
 from tests.unit.orchestrator.test_estimates import verdict
 
@@ -27,8 +29,15 @@ PLAN = SpeculationPlan(("model",), AutoLength(16), 0.1, False, ON)
 STEADY = (Reason.BEST, Reason.KEPT, Reason.NO_GAIN, Reason.SWITCHED_OFF, Reason.WARM_UP)
 
 
-def plan_of(most: int = 16, rule: AcceptanceRule = AcceptanceRule.COUPLED) -> SpeculationPlan:
-    return SpeculationPlan(("model",), AutoLength(most), 0.1, False, ON, rule)
+def plan_of(
+    most: int = 16,
+    rule: AcceptanceRule = AcceptanceRule.COUPLED,
+    *,
+    fewest: int = 1,
+    policy_max: int | None = None,
+) -> SpeculationPlan:
+    length = AutoLength(most, fewest, policy_max)
+    return SpeculationPlan(("model",), length, 0.1, False, ON, rule)
 
 
 def known_lane(
@@ -173,6 +182,85 @@ def test_trees_are_judged_by_their_nodes():
     assert DraftLength(plan_of(), quiet_id(), lane).choose(1).num_tokens == 8
 
 
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("probs", [[0.95] * 16, [0.6] * 16, [0.7, 0.5, 0.3] + [0.1] * 13])
+@pytest.mark.parametrize(("fewest", "most"), [(1, 3), (5, 16), (6, 6), (12, 16), (2, 4)])
+def test_within_a_request_s_range_the_choice_is_the_best_of_it_or_none(cost, probs, fewest, most):
+    lane = known_lane(probs, pass_ms=COSTS[cost])
+    free = expected_rates(lane, SequenceAcceptance(), 16)
+    best = max(range(fewest, most + 1), key=free.__getitem__)
+    plan = plan_of(most, fewest=fewest, policy_max=16)
+    choice = DraftLength(plan, quiet_id(), lane).choose(1)
+    if free[best] < MIN_GAIN * free[0]:
+        assert (choice.num_tokens, choice.reason) == (0, Reason.NO_GAIN)
+    else:
+        assert fewest <= choice.num_tokens <= most
+        assert free[choice.num_tokens] == pytest.approx(free[best])
+        assert choice.gain == pytest.approx(free[best] / free[0])
+
+
+def test_a_request_that_insists_on_what_does_not_pay_switches_nothing_off_for_others():
+    """Three of four draft tokens pay; at least 16 never do."""
+    lane = known_lane([0.7] * 4 + [0.0] * 12, pass_ms=COSTS["in between"])
+    stubborn = DraftLength(plan_of(fewest=16), quiet_id(200), lane)
+    for cycle in range(1, 2 * NUM_BEFORE_OFF):
+        assert stubborn.choose(cycle).reason is Reason.NO_GAIN
+    assert not lane.source.switch.is_off
+    assert DraftLength(plan_of(), quiet_id(), lane).choose(1).num_tokens > 0
+
+
+def test_one_that_forbids_what_pays_switches_nothing_off_either():
+    lane = known_lane([0.9] * 16, pass_ms=lambda rows: 20.0 + (rows > 1) * 20.0)
+    modest = DraftLength(plan_of(1, policy_max=16), quiet_id(200), lane)
+    for cycle in range(1, 2 * NUM_BEFORE_OFF):
+        assert modest.choose(cycle).reason is Reason.NO_GAIN
+    assert not lane.source.switch.is_off
+
+
+@pytest.mark.parametrize(("fewest", "most"), [(1, 2), (6, 16), (9, 9)])
+def test_every_cycle_keeps_to_the_range(fewest, most):
+    """In warm-up, while trying, under pressure: as many as that, or none."""
+    lane = Lane()
+    level = [Pressure.NONE]
+    plan = plan_of(most, fewest=fewest, policy_max=16)
+    length = DraftLength(plan, "r", lane, pressure=lambda: level[0])
+    rng = random.Random(1)
+    lengths = set()
+    for cycle in range(1, 1500):
+        level[0] = Pressure.SHORTEN if cycle % 7 == 0 else Pressure.NONE
+        choice = length.choose(cycle)
+        k = choice.num_tokens
+        lengths.add(k)
+        assert k == 0 or fewest <= k <= most, choice
+        accepted = 0
+        while accepted < k and rng.random() < (0.8 if cycle < 700 else 0.0):
+            accepted += 1
+        draft, ms = Draft(tuple(range(k)), "model"), 10.0 + k
+        decided = verdict(k, accepted, compute_ms=ms, round_trip_ms=ms + 1)
+        lane.verify.observe(draft, decided)
+        if k:
+            length.note_draft(choice, arrived=True, wait_ms=0.0)
+            length.observe(draft, decided)
+    assert 0 in lengths
+    assert len(lengths) > 1
+    assert lane.source.switch.is_off, "the off switch still judges"
+
+
+def test_a_range_beyond_what_workers_take_ends_there():
+    lane = known_lane([0.9] * 16, pass_ms=COSTS["memory-bound"])
+    length = DraftLength(plan_of(16, fewest=12), quiet_id(), lane, limit=8)
+    assert length.choose(1).num_tokens == 8
+
+
+@pytest.mark.parametrize(("most_of_others", "num_tokens"), [(8, 8), (5, 5), (4, 0), (0, 0)])
+def test_who_gives_way_below_its_range_goes_without(most_of_others, num_tokens):
+    lane = known_lane([0.9] * 16, pass_ms=COSTS["memory-bound"])
+    plan = plan_of(16, fewest=5)
+    length = DraftLength(plan, quiet_id(), lane, most_tokens=lambda: most_of_others)
+    choice = length.choose(1)
+    assert (choice.num_tokens, choice.reason) == (num_tokens, Reason.GAVE_WAY)
+
+
 @dataclass(slots=True)
 class Play:
     """Cycles of one lane with a made-up drafter and verifier; time is what they say it is."""
@@ -312,6 +400,16 @@ def lane_with_margins() -> Lane:
         right = [margin > 1 or rng.random() < 0.05 for margin in margins]
         lane.source.margins.observe(margins, [*right, False].index(False))
     return lane
+
+
+@pytest.mark.parametrize(("fewest", "kept"), [(1, 2), (3, 3), (4, 4)])
+def test_margins_shorten_no_draft_below_the_range(fewest, kept):
+    lane = lane_with_margins()
+    lane.source.acceptance.probs = [0.95] * 4  # so that drafts of any length promise something
+    length = DraftLength(plan_of(fewest=fewest), quiet_id(), lane)
+    assert length.choose(1).reason is Reason.BEST
+    draft = Draft((1, 2, 3, 4), "model", logit_margins=MARGINS)
+    assert length.trim(draft).token_ids == draft.token_ids[:kept]
 
 
 @pytest.mark.parametrize(

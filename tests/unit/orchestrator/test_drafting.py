@@ -10,12 +10,13 @@ from orchestrator.board import DraftBlock, DraftBoard
 from orchestrator.draft_length import DraftLength
 from orchestrator.drafting import Drafting
 from orchestrator.patience import Patience
-from orchestrator.policy import ON, AutoLength, ConstantLength, LengthSchedule, SpeculationPlan
+from orchestrator.policy import AutoLength, ConstantLength, LengthSchedule, SpeculationPlan
 from orchestrator.receipt import Stats
 from orchestrator.sequence import Event, Sequence
 from orchestrator.verdict import CommittedToken, Origin
 from outrider.draft import Draft
 from outrider.lookup.ngram import NgramIndex
+from outrider.policy import ON
 
 PROMPT = (1, 2, 3)
 WAIT_S = 0.05

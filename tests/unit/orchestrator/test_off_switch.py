@@ -6,6 +6,7 @@ import pytest
 
 from orchestrator.off_switch import NUM_BEFORE_OFF, OffSwitch
 from orchestrator.pressure import Pressure, pressure
+from outrider.policy import PressureLimits, Threshold
 
 
 def test_so_many_cycles_in_a_row_without_gain_switch_off():
@@ -51,4 +52,16 @@ def test_once_off_probes_come_soon_then_seldom_and_a_gain_switches_on():
     ],
 )
 def test_the_highest_pressure_counts(queue, pool, waiting, expected):
-    assert pressure(queue, pool, waiting) is expected
+    limits = PressureLimits()
+    values = {"queue_share": queue, "kv_usage": pool, "waiting_per_slot": waiting}
+    assert pressure(limits, **values, rows_in_pass=1e6) is expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [(63.9, Pressure.NONE), (64, Pressure.SHORTEN), (128, Pressure.STOP)],
+)
+def test_rows_of_a_pass_press_where_a_class_says_so(rows, expected):
+    limits = PressureLimits(rows_in_pass=Threshold(shorten=64, stop=128))
+    idle = {"queue_share": 0.0, "kv_usage": 0.0, "waiting_per_slot": 0.0}
+    assert pressure(limits, **idle, rows_in_pass=rows) is expected

@@ -4,9 +4,10 @@ import pytest
 
 from orchestrator.draft_length import DraftLength, Reason
 from orchestrator.estimates import VerifyCost
-from orchestrator.policy import Policy, SpeculationOptions
+from orchestrator.policy import plan_of
 from orchestrator.right_of_way import RightOfWay
 from outrider.draft import Draft
+from outrider.policy import SpeculationOptions, Traits, decide, policy_of_flags
 from tests.unit.orchestrator.test_draft_length import verdict
 
 
@@ -43,7 +44,8 @@ def test_lower_priorities_share_it_while_a_higher_one_runs():
 
 @pytest.mark.parametrize("wanted", [6, None], ids=["the request's length", "auto"])
 def test_a_longer_draft_gives_way_and_says_so(wanted):
-    plan = Policy(num_draft_tokens="auto").plan(SpeculationOptions(num_draft_tokens=wanted))
+    options = SpeculationOptions(num_draft_tokens=wanted)
+    plan = plan_of(decide(policy_of_flags(), Traits(), options, "r"))
     most = [2]
     length = DraftLength(plan, "r", most_tokens=lambda: most[0])
     choice = length.choose(1)

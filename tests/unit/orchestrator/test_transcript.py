@@ -16,13 +16,19 @@ EOS = WORDS.index("<eos>")
 
 
 def transcript(
-    *, stop: tuple[str, ...] = (), stop_ids: tuple[int, ...] = (EOS,), longest: int = 100
+    *,
+    stop: tuple[str, ...] = (),
+    stop_ids: tuple[int, ...] = (EOS,),
+    longest: int = 100,
+    keeps_stop: bool = False,
+    skips: bool = True,
 ) -> Transcript:
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="a"))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(["<eos>"])
-    stream = TextStream(tokenizer, skip_special_tokens=True, special_ids=frozenset([EOS]))
-    return Transcript(stream, StopMatcher(stop), frozenset(stop_ids), longest)
+    stream = TextStream(tokenizer, skip_special_tokens=skips, special_ids=frozenset([EOS]))
+    stops = StopMatcher(stop, keeps_match=keeps_stop)
+    return Transcript(stream, stops, frozenset(stop_ids), longest, keeps_stop)
 
 
 def take(one: Transcript, words: list[str]) -> Delivery:
@@ -105,6 +111,78 @@ def take(one: Transcript, words: list[str]) -> Delivery:
             End(FinishReason.STOP, stop="abc"),
             id="of two that end together the longest",
         ),
+        pytest.param(
+            {"stop": ("bc",), "keeps_stop": True},
+            ["a", "b", "c", "a"],
+            3,
+            "abc",
+            End(FinishReason.STOP, stop="bc"),
+            id="kept: a stop string over two tokens",
+        ),
+        pytest.param(
+            {"stop": ("b",), "keeps_stop": True},
+            ["a", "bc", "c"],
+            2,
+            "ab",
+            End(FinishReason.STOP, stop="b"),
+            id="kept: the stop string, and not what its token says behind it",
+        ),
+        pytest.param(
+            {"stop_ids": (EOS, 1), "keeps_stop": True},
+            ["a", "b", "c"],
+            2,
+            "ab",
+            End(FinishReason.STOP, token_id=1),
+            id="kept: the text of a stop id",
+        ),
+        pytest.param(
+            {"keeps_stop": True},
+            ["a", "<eos>", "b"],
+            2,
+            "a",
+            End(FinishReason.STOP, token_id=EOS),
+            id="kept: a special token is left out all the same",
+        ),
+        pytest.param(
+            {"keeps_stop": True, "skips": False},
+            ["a", "<eos>", "b"],
+            2,
+            "a<eos>",
+            End(FinishReason.STOP, token_id=EOS),
+            id="kept: a special token reads as text where those are told",
+        ),
+        pytest.param(
+            {"skips": False},
+            ["a", "<eos>", "b"],
+            2,
+            "a",
+            End(FinishReason.STOP, token_id=EOS),
+            id="the stop id is left out where other special tokens are told",
+        ),
+        pytest.param(
+            {"stop": ("bcc",), "keeps_stop": True},
+            ["a", "b", "<eos>"],
+            3,
+            "ab",
+            End(FinishReason.STOP, token_id=EOS),
+            id="kept: what was held back comes before a stop id",
+        ),
+        pytest.param(
+            {"stop": ("bc",), "stop_ids": (2,), "keeps_stop": True},
+            ["a", "b", "c"],
+            3,
+            "abc",
+            End(FinishReason.STOP, token_id=2),
+            id="kept: a stop id whose text completes a stop string counts as the id",
+        ),
+        pytest.param(
+            {"longest": 2, "stop": ("ab",), "keeps_stop": True},
+            ["a", "b"],
+            2,
+            "ab",
+            End(FinishReason.STOP, stop="ab"),
+            id="kept: a stop string as the last token",
+        ),
     ],
 )
 def test_take(options, words, delivered, text, end):
@@ -116,10 +194,12 @@ def test_take(options, words, delivered, text, end):
 
 @pytest.mark.parametrize("words", [["a", "b", "c", "ab", "<eos>"], ["ab", "c", "a", "b", "bc"]])
 @pytest.mark.parametrize("stop", [(), ("bca",), ("cab", "x"), ("c",)])
-def test_the_cut_into_cycles_changes_nothing(words, stop):
-    whole = take(transcript(stop=stop, longest=5), words)
+@pytest.mark.parametrize("keeps_stop", [False, True])
+def test_the_cut_into_cycles_changes_nothing(words, stop, keeps_stop):
+    options = {"stop": stop, "longest": 5, "keeps_stop": keeps_stop}
+    whole = take(transcript(**options), words)
     for cuts in itertools.product([False, True], repeat=len(words) - 1):
-        one, got, pieces, rest = transcript(stop=stop, longest=5), [], [], list(words)
+        one, got, pieces, rest = transcript(**options), [], [], list(words)
         end = None
         sizes = [len(list(group)) for group in _runs(cuts)]
         for size in sizes:

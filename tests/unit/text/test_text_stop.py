@@ -7,8 +7,10 @@ import pytest
 from outrider.text import StopMatch, StopMatcher
 
 
-def run(stops: list[str], pieces: list[str]) -> tuple[list[str], StopMatch | None]:
-    matcher = StopMatcher(stops)
+def run(
+    stops: list[str], pieces: list[str], *, keeps_match: bool = False
+) -> tuple[list[str], StopMatch | None]:
+    matcher = StopMatcher(stops, keeps_match=keeps_match)
     messages = []
     for index, piece in enumerate(pieces):
         messages.append(matcher.push(piece, index))
@@ -42,6 +44,9 @@ def test_stop_equals_brute_force_and_holds_back_no_more_than_needed() -> None:
         expected = brute_force(stops, pieces)
         messages, match = run(stops, pieces)
         assert ("".join(messages), match) == expected
+        kept, kept_match = run(stops, pieces, keeps_match=True)
+        assert kept_match == match, "what is kept does not change where the text ends"
+        assert "".join(kept) == expected[0] + (match.stop if match else "")
         num_matches += match is not None
         matcher, told = StopMatcher(stops), ""
         for index, piece in enumerate(pieces):
