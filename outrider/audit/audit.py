@@ -1,6 +1,6 @@
 """An audit from its plan to its views.
 
-1. Greedy, one request at a time, by turns: the target alone, the policy's own choice, forced drafts.
+1. Greedy, one request at a time, by turns: the target alone, the policy's choice, forced drafts.
 2. Sampled with equal seeds, several at a time: the target alone and forced drafts.
 3. Sampled with other seeds: the target alone, and forced drafts under every rule that keeps a law
    rather than a seed.
@@ -17,7 +17,7 @@ from outrider.audit import acceptance, divergence, latency, token_law
 from outrider.audit.accuracy import Arm, accuracy_view
 from outrider.audit.asking import Answer, Ask, Asker, Prompt
 from outrider.audit.equality import Compared, compare, equality_view, gaps, tie_limit
-from outrider.audit.plan import POLICY, TARGET_ONLY, Plan
+from outrider.audit.plan import LAWS, POLICY, TARGET_ONLY, Plan
 from outrider.audit.reference import Reference
 from outrider.audit.view import View
 from outrider.sampling import AcceptanceRule, SamplingParams
@@ -25,7 +25,6 @@ from outrider.sampling import AcceptanceRule, SamplingParams
 GREEDY_TITLE = "Greedy equality: the same ids as the target alone"
 SEEDED_TITLE = "Seeded equality: the same ids as the target alone with the same seed"
 TASK_TEMPERATURE = 0.2
-LAWS = (AcceptanceRule.REJECTION, AcceptanceRule.BLOCK)
 
 ByWay = dict[str, list[Answer]]
 
@@ -108,7 +107,8 @@ class Audit:
 
     async def _sampled(self) -> ByWay:
         ways = [way for rule in LAWS for way in self.plan.forced(rule)]
-        ways = [TARGET_ONLY, TARGET_ONLY, *ways]
+        num_own = 2 if self.plan.wants("divergence") else 1
+        ways = [*[TARGET_ONLY] * num_own, *ways]
         asks = [
             [Ask(prompt, way, self._sampling(next(self._seeds))) for way in ways]
             for _ in range(self.plan.sizes.num_samples)

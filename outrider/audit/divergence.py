@@ -2,10 +2,11 @@
 
 Two sets of target-only samples of every prompt, and one of a speculative way, of equal size, stand
 side by side. What is judged is the excess: the mean divergence between the way's samples and either
-target-only set, less that between the two target-only sets. If all follow one law it is 0 on average,
-for every estimator of divergence and however few samples there are.
+target-only set, less that between the two target-only sets. If all follow one law it is 0 on
+average, for every estimator of divergence and however few samples there are.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,9 +18,12 @@ import numpy.typing as npt
 from outrider.audit.asking import Answer
 from outrider.audit.intervals import Interval, bootstrap
 from outrider.audit.plan import Tolerances
-from outrider.audit.view import Table, View, verdict_of
+from outrider.audit.view import Table, Verdict, View, verdict_of
 
 NAME, TITLE = "divergence", "Divergence of samples: speculative against target-only"
+MIN_PROMPTS = 8  # fewer say little of how prompts differ
+MOST = math.log(2)
+BLIND = 0.95 * MOST  # of Jensen-Shannon: sets that share hardly anything are all equally far apart
 SMOOTHING = 0.5  # added to the count of whatever occurs in either set (Krichevsky and Trofimov)
 
 Floats = npt.NDArray[np.float64]
@@ -42,9 +46,19 @@ class Excess:
     limit: float
 
     @property
-    def passes(self) -> bool:
+    def is_blind(self) -> bool:
+        """True if samples of one law share hardly anything, so that no excess can show."""
+        return self.null >= BLIND
+
+    @property
+    def is_within(self) -> bool:
         """True if the whole interval is within the limit."""
-        return self.excess.high <= self.limit
+        return not self.is_blind and self.excess.high <= self.limit
+
+    @property
+    def is_beyond(self) -> bool:
+        """True if there is an excess, and it seems to be above the limit."""
+        return self.excess.low > 0 and self.excess.value > self.limit
 
 
 def kullback_leibler(one: Floats, other: Floats) -> float:
@@ -55,7 +69,7 @@ def kullback_leibler(one: Floats, other: Floats) -> float:
 
 
 def jensen_shannon(one: Floats, other: Floats) -> float:
-    """Return the divergence of counts [W] in nats, at most ln 2."""
+    """Return the divergence of counts [W] in nats, at most ``MOST``."""
     p, q = one / one.sum(), other / other.sum()
     middle = (p + q) / 2
     parts = [each[each > 0] @ np.log(each[each > 0] / middle[each > 0]) for each in (p, q)]
@@ -76,21 +90,30 @@ def divergence_view(
     seed: int,
 ) -> View:
     """Judge the samples of every way; of the target alone there are twice as many a prompt."""
+    limits = (
+        f"{tolerances.max_kl_excess:g} nats (tokens) and {tolerances.max_ngram_excess:g} (n-grams)"
+    )
+    tolerance = (
+        f"the whole {tolerances.confidence:.0%} interval of every excess is at most {limits}"
+    )
+    if len({answer.ask.prompt.number for answer in target_only}) < MIN_PROMPTS:
+        return View.not_run(NAME, TITLE, tolerance, f"needs at least {MIN_PROMPTS} prompts")
     found = [
         excess_of(way, kind, size, measure, target_only, answers, tolerances, seed)
         for way, answers in ways.items()
         for kind, size, measure in KINDS
     ]
-    failed = [each for each in found if not each.passes]
-    limits = (
-        f"{tolerances.max_kl_excess:g} nats (tokens) and {tolerances.max_ngram_excess:g} (n-grams)"
-    )
+    failed = [each for each in found if each.is_beyond]
+    open_ones = [each for each in found if not each.is_within and not each.is_beyond]
+    verdict = verdict_of(not failed)
+    if open_ones and not failed:
+        verdict = Verdict.NOT_RUN
     return View(
         name=NAME,
         title=TITLE,
-        verdict=verdict_of(not failed),
-        tolerance=f"the whole {tolerances.confidence:.0%} interval of every excess is at most {limits}",
-        finding=_finding(found, failed),
+        verdict=verdict,
+        tolerance=tolerance,
+        finding=_finding(found, failed, open_ones),
         tables=[_table(found)],
         data={"excesses": [asdict(each) for each in found]},
     )
@@ -142,12 +165,20 @@ def _aligned(counts: Sequence[Counts]) -> list[Floats]:
     return [np.array([each[gram] for gram in known], dtype=np.float64) for each in counts]
 
 
-def _finding(found: Sequence[Excess], failed: Sequence[Excess]) -> str:
+def _finding(found: Sequence[Excess], failed: Sequence[Excess], open_ones: Sequence[Excess]) -> str:
     if failed:
         worst = max(failed, key=lambda each: each.excess.high / each.limit)
         return (
             f"{worst.way}, {worst.kind}: an excess of {worst.excess.told()} nats is not within "
             f"{worst.limit:g}"
+        )
+    if any(each.is_blind for each in open_ones):
+        return "samples of one law share hardly any n-grams: more of each prompt are needed"
+    if open_ones:
+        widest = max(open_ones, key=lambda each: each.excess.high / each.limit)
+        return (
+            f"too few samples to tell: {widest.way}, {widest.kind}, {widest.excess.told()} nats, "
+            f"the limit is {widest.limit:g}"
         )
     most = max(found, key=lambda each: each.excess.high / each.limit)
     return (

@@ -148,8 +148,9 @@ def _finding(
     if real:
         first = real[0]
         return (
-            f"{len(real)} outputs differ from the target's own beyond ties; the first, with {first.way} on prompt "
-            f"{first.prompt}, at output token {first.position}, which the target decides by {first.margin:.3g}"
+            f"{len(real)} outputs differ from the target's own beyond ties; the first, with "
+            f"{first.way} on prompt {first.prompt}, at output token {first.position}, which the "
+            f"target decides by {first.margin:.3g}"
         )
     if wide:
         worst = max(wide, key=lambda each: each.largest)

@@ -55,11 +55,12 @@ def latency_view(
         verdict=verdict_of(passes),
         tolerance=(
             "under the policy a later token is not shown to take more than "
-            f"{1 + tolerances.max_slowdown:.2f} times as long as with the target alone (lower end of "
-            f"the {tolerances.confidence:.0%} interval)"
+            f"{1 + tolerances.max_slowdown:.2f} times as long as with the target alone (lower end "
+            f"of the {tolerances.confidence:.0%} interval)"
         ),
         finding=(
-            f"under the policy a later token takes {judged.told('.2f')} times as long as with the target alone"
+            f"under the policy a later token takes {judged.told('.2f')} times as long as with the "
+            "target alone"
         ),
         tables=[_table(answers, ratios)],
         data={

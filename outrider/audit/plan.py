@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 
 from outrider.sampling import AcceptanceRule
+from outrider.sources import TREE, TREES
+
+LAWS = (AcceptanceRule.REJECTION, AcceptanceRule.BLOCK)
+"""The rules that keep a law rather than a seed."""
 
 VIEWS = (
     "greedy",
@@ -21,7 +25,8 @@ class Sizes:
     """How many requests of what length.
 
     ``num_samples`` outputs are drawn of every prompt for each rule, and twice as many of the target
-    alone; ``num_programs`` and ``num_sums`` are the tasks of the two kinds, answered with at most ``task_tokens`` tokens.
+    alone; ``num_programs`` and ``num_sums`` are the tasks of the two kinds, answered with at most
+    ``task_tokens`` tokens.
     """
 
     num_prompts: int
@@ -45,8 +50,8 @@ class Tolerances:
     """What counts as a failure.
 
     ``alpha``: a test of a law fails below this p-value; ``confidence``: of all intervals;
-    ``max_kl_excess`` (nats) and ``max_ngram_excess`` (nats): how much farther speculative samples may
-    be from target-only ones than those are from one another; ``max_gap`` (logits): by how much the
+    ``max_kl_excess`` and ``max_ngram_excess`` (nats): how much farther speculative samples may be
+    from target-only ones than those are from one another; ``max_gap`` (logits): by how much the
     reference may prefer another token where the output is greedy; ``max_slowdown``: the share by
     which a token may take longer than without speculation; ``max_accuracy_loss``: share of tasks.
     """
@@ -55,7 +60,7 @@ class Tolerances:
     confidence: float = 0.99
     max_kl_excess: float = 0.1
     max_ngram_excess: float = 0.03
-    max_gap: float = 1.0
+    max_gap: float = 0.5
     max_slowdown: float = 0.25
     max_accuracy_loss: float = 0.1
 
@@ -71,6 +76,16 @@ class Way:
     rule: AcceptanceRule | None = None
 
     @property
+    def is_traced(self) -> bool:
+        """True where it shall be known what draft tokens were drawn from: under rules that depend
+        on it.
+
+        Of trees there are no traces; under those rules none is drawn from a distribution.
+        """
+        is_tree = any(each in TREES or each.endswith(TREE) for each in self.sources)
+        return self.rule in LAWS and not is_tree
+
+    @property
     def must_draft(self) -> bool:
         """True where an answer without drafts tests nothing."""
         return self.num_draft_tokens is not None
@@ -84,8 +99,8 @@ POLICY = Way("policy")
 class Plan:
     """What is asked, how, and what is tolerated.
 
-    ``sources`` are those whose drafts are forced, ``num_draft_tokens`` at a time, so that something is verified
-    whatever the policy thinks of it.
+    ``sources`` are those whose drafts are forced, ``num_draft_tokens`` at a time, so that something
+    is verified whatever the policy thinks of it.
     """
 
     sizes: Sizes

@@ -1,4 +1,4 @@
-"""HumanEval: function bodies to write, judged by running them (Chen et al. 2021, arXiv:2107.03374)."""
+"""HumanEval: functions to complete, judged by running them (Chen et al. 2021, arXiv:2107.03374)."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 """What the target's law is, worked out apart from the passes that are audited.
 
-With the target's weights at hand transformers reads every output in a pass of its own: whatever goes
-wrong in a verifier, in its engine, its KV cache, its sampling or its acceptance, is not in there.
+With the target's weights at hand transformers reads every output in a pass of its own: whatever
+goes wrong in a verifier, in its engine, its KV cache, its sampling or its acceptance, is not in it.
 Without them the verifier reads the outputs as prompts: no draft, no KV of an earlier pass, no
 acceptance; but its weights and its engine.
 """
@@ -41,12 +41,28 @@ class Rows:
 
     An outcome is an id, or all that are not listed together: if tokens follow a law, so do their
     outcomes. Shapes: probs [N, W]; outcomes [N]; lead [N], by how many logits the likeliest id lies
-    above the token.
+    above the token; listed [N, W - 1], the ids of all outcomes but the last, None where the
+    outcomes are the ids.
     """
 
     probs: Floats
     outcomes: Ints
     lead: Floats
+    listed: Ints | None = None
+
+    def of_outcomes(self, row: int, ids: Ints, probs: Floats) -> Floats:
+        """Return another distribution's probabilities of a row's outcomes, [W].
+
+        Shapes: ids, probs [M], all that the distribution allows.
+        """
+        found = np.zeros(self.probs.shape[1])
+        if self.listed is None:
+            found[ids] = probs
+            return found
+        place = {token_id: at for at, token_id in enumerate(self.listed[row].tolist())}
+        at = [place.get(token_id, len(found) - 1) for token_id in ids.tolist()]
+        np.add.at(found, at, probs)
+        return found
 
 
 class Reference(Protocol):
@@ -105,7 +121,8 @@ class TransformersReference:
             import torch
             import transformers
 
-            model = transformers.AutoModelForCausalLM.from_pretrained(
+            transformers.utils.logging.disable_progress_bar()
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, dtype=getattr(torch, dtype)
             )
         except (OSError, ValueError, ImportError) as error:
@@ -155,26 +172,26 @@ class PromptReference:
         ):
             return ""
         return (
-            "without the target's weights (--target) only temperature 1 without top-p and top-k can be read, "
-            f"or a top-k of at most {MAX_LOGPROBS}"
+            "without the target's weights (--target) only temperature 1 without top-p and top-k can "
+            f"be read, or a top-k of at most {MAX_LOGPROBS}"
         )
 
     async def read(self, prompt_ids: Sequence[int], output_ids: Sequence[int], law: Law) -> Rows:
         """Return what the tokens of an output were drawn from."""
         sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=MAX_LOGPROBS)
-        ids = [*prompt_ids, *output_ids]
-        request = generate_request(ids, sampling, model=self.model, target_only=True)
+        text = [*prompt_ids, *output_ids]
+        request = generate_request(text, sampling, model=self.model, target_only=True)
         output = await self.client.generate(request, timeout_s=self.timeout_s)
         listed = output.complete.prompt_logprobs[len(prompt_ids) - 1 :]
-        logprobs = np.array([each.top_logprobs for each in listed])  # [N, 64]
-        ids = np.array([each.top_ids for each in listed])
+        logprobs = np.array([list(each.top_logprobs) for each in listed], dtype=np.float64)
+        ids = np.array([list(each.top_ids) for each in listed], dtype=np.int64)  # [N, listed]
         is_own = ids == np.array(output_ids)[:, None]
-        width = ids.shape[1]
-        outcomes = np.where(is_own.any(1), is_own.argmax(1), width)
+        others = ids.shape[1]  # the outcome of all that are not listed
+        outcomes = np.where(is_own.any(1), is_own.argmax(1), others).astype(np.int64)
         rest = np.log1p(-np.minimum(np.exp(logprobs).sum(1), 1 - 1e-12))
         every = np.concatenate([logprobs, rest[:, None]], axis=1)
         if law.top_k:
             every[:, law.top_k :] = -np.inf
         probs = processed(every, Law(law.temperature, law.top_p))
         lead = logprobs[:, 0] - np.array([each.logprob for each in listed])
-        return Rows(probs, outcomes, lead)
+        return Rows(probs, outcomes, lead, ids)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -44,10 +45,8 @@ def runs_well(program: str, *, timeout_s: float = TIMEOUT_S) -> bool:
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     """End the program and whatever it started."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

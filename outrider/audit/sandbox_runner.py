@@ -1,4 +1,4 @@
-"""Limits itself, then runs the program on its standard input; started by ``outrider.audit.sandbox``.
+"""Limits itself, then runs the program on its standard input; started by ``sandbox``.
 
 Imports nothing but the standard library: it runs without installed packages.
 """
@@ -22,7 +22,7 @@ def main() -> None:
     ):
         resource.setrlimit(what, (most, most))
     program = sys.stdin.buffer.read().decode("utf-8", "replace")
-    # No child may be started from here on. Root may start some all the same; its limits hold for them.
+    # No child may be started from here on; root may, and these limits hold for its children too.
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     exec(compile(program, "program", "exec"), {"__name__": "__main__"})
 

@@ -36,7 +36,8 @@ def load_sums(questions: Sequence[Question], num_sums: int) -> list[Question]:
 
 
 def extracted(text: str) -> Fraction | None:
-    """Return the number that an answer ends on; the one behind the last '=' or 'is', if there is one.
+    """Return the number that an answer comes to: behind the last "=", ":", "is" or "are", if any, else
+    the last.
 
     >>> extracted("12 * 5 = 60 eggs in 5 boxes.")
     Fraction(60, 1)

@@ -1,8 +1,9 @@
 """Whether sampled tokens follow the target's law, token by token.
 
-Every output is read once more by a reference that knows nothing of the services. Two numbers of each
-token then have a known law if the token was drawn from the target's distribution, whatever that is: its
-rank, made uniform (``outrider.uniformity``), and its surprisal, whose mean is the entropy.
+Every output is read once more by a reference that knows nothing of the services. Three numbers of
+each token then have a known law if the token was drawn from the target's distribution, whatever
+that is: its place among all ids by likelihood, and by what the draft preferred, both made uniform
+(``outrider.uniformity``), and its surprisal, whose mean is the entropy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from outrider.audit.asking import Answer
+from outrider.audit.asking import Answer, Drafted
 from outrider.audit.intervals import Interval, mean
 from outrider.audit.plan import TARGET_ONLY, Tolerances
-from outrider.audit.reference import Floats, Law, Reference
+from outrider.audit.reference import Floats, Law, Reference, Rows
 from outrider.audit.view import Table, View, verdict_of
 from outrider.uniformity import rank_uniforms
 
@@ -26,13 +27,15 @@ MAX_OUTSIDE = 0.01  # share of tokens at an edge of the nucleus, where rounding 
 class Scored:
     """The tokens of one way, as the reference sees them.
 
-    ``num_outside``: tokens that the law does not allow at all. Shapes: uniforms [N]; excess, surprisal
-    less entropy in nats, and spread, the standard deviation that the law gives it, both
-    [N - num_outside].
+    ``num_outside``: tokens that the law does not allow at all. Shapes: uniforms [N], by likelihood;
+    pulls [N], by the draft's preference where there is one, of no token without traced drafts;
+    excess, surprisal less entropy in nats, and spread, the standard deviation that the law gives
+    it, both [N - num_outside].
     """
 
     way: str
     uniforms: Floats
+    pulls: Floats
     excess: Floats
     spread: Floats
     num_outside: int
@@ -42,12 +45,17 @@ async def score(way: str, answers: Sequence[Answer], reference: Reference, seed:
     """Let the reference read the outputs of one way."""
     rng = np.random.default_rng(seed)
     uniforms, excess, spread, num_outside = [], [], [], 0
+    pulls = [np.empty(0)]
     for answer in answers:
         sampling = answer.ask.sampling
         law = Law(sampling.temperature, sampling.top_p, sampling.top_k)
         rows = await reference.read(answer.ask.prompt.token_ids, answer.token_ids, law)
         probs = rows.probs
-        uniforms.append(rank_uniforms(probs, rows.outcomes, rng.random(len(rows.outcomes))))
+        randoms = rng.random(len(rows.outcomes))
+        uniforms.append(rank_uniforms(probs, rows.outcomes, randoms))
+        if answer.drafted:
+            drafts = draft_probs(rows, answer.drafted)
+            pulls.append(rank_uniforms(probs, rows.outcomes, randoms, drafts))
         own = np.take_along_axis(probs, rows.outcomes[:, None], 1)[:, 0]
         inside = own > 0
         num_outside += int((~inside).sum())
@@ -57,26 +65,47 @@ async def score(way: str, answers: Sequence[Answer], reference: Reference, seed:
         excess.append((-np.log(np.where(inside, own, 1.0)) - entropy)[inside])
         spread.append(np.sqrt(np.maximum(variance, 0.0))[inside])
     return Scored(
-        way, np.concatenate(uniforms), np.concatenate(excess), np.concatenate(spread), num_outside
+        way=way,
+        uniforms=np.concatenate(uniforms),
+        pulls=np.concatenate(pulls),
+        excess=np.concatenate(excess),
+        spread=np.concatenate(spread),
+        num_outside=num_outside,
     )
+
+
+def draft_probs(rows: Rows, drafted: Sequence[Drafted | None]) -> Floats:
+    """Return what draft tokens were drawn from, [N, W], 0 where there was none."""
+    found = np.zeros_like(rows.probs)
+    for row, each in enumerate(drafted):
+        if each is not None:
+            found[row] = rows.of_outcomes(row, *each)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """The two tests of one way."""
+    """The tests of one way.
+
+    ``distance`` and ``pull``: the largest distances between the distributions of ``uniforms`` and of
+    ``pulls`` and the uniform one (Kolmogorov-Smirnov); without drafts there is no pull.
+    """
 
     scored: Scored
     distance: float
-    """Largest distance between the uniforms' distribution and the uniform one (Kolmogorov-Smirnov)."""
     distance_p: float
+    pull: float
+    pull_p: float
     surprisal_p: float
     excess: Interval
     """Mean surprisal less entropy, nats a token."""
 
     def passes(self, alpha: float) -> bool:
-        """True if neither test finds anything."""
+        """True if no test finds anything."""
         outside = self.scored.num_outside / max(len(self.scored.uniforms), 1)
-        return min(self.distance_p, self.surprisal_p) >= alpha and outside <= MAX_OUTSIDE
+        return min(self.distance_p, self.pull_p, self.surprisal_p) >= alpha and (
+            outside <= MAX_OUTSIDE
+        )
 
 
 def check(scored: Scored, confidence: float) -> Tested:
@@ -84,12 +113,17 @@ def check(scored: Scored, confidence: float) -> Tested:
     from scipy import stats
 
     found = stats.kstest(scored.uniforms, "uniform")
+    pull, pull_p = 0.0, 1.0
+    if len(scored.pulls):
+        pull, pull_p = stats.kstest(scored.pulls, "uniform")
     total = float(np.sqrt((scored.spread**2).sum()))
     z = float(scored.excess.sum()) / total if total else 0.0
     return Tested(
         scored=scored,
         distance=float(found.statistic),
         distance_p=float(found.pvalue),
+        pull=float(pull),
+        pull_p=float(pull_p),
         surprisal_p=float(2 * stats.norm.sf(abs(z))),
         excess=mean(scored.excess, confidence),
     )
@@ -103,8 +137,9 @@ async def token_law_view(
 ) -> View:
     """Judge every way's tokens; the target alone is judged beside them."""
     tolerance = (
-        f"both p-values at least {tolerances.alpha:g} for every way: of the Kolmogorov-Smirnov distance of "
-        "rank uniforms, and of the mean surprisal"
+        f"all p-values at least {tolerances.alpha:g} for every way: of the Kolmogorov-Smirnov "
+        "distances from uniform of the tokens' places by likelihood and by the draft's preference, "
+        f"and of the mean surprisal; at most {MAX_OUTSIDE:.0%} of the tokens outside the support"
     )
     tested = [
         check(await score(way, some, reference, seed + index), tolerances.confidence)
@@ -131,16 +166,16 @@ def _finding(tested: Sequence[Tested], failed: Sequence[str]) -> str:
         return f"{num:,} tokens follow the target's law as the reference computes it"
     if TARGET_ONLY.name in failed:
         return (
-            "the target alone does not follow the reference's law: other weights, other numerics, or a "
-            f"fault that has nothing to do with drafts; failed: {', '.join(failed)}"
+            "the target alone does not follow the reference's law: other weights, other numerics, "
+            f"or a fault that has nothing to do with drafts; failed: {', '.join(failed)}"
         )
     return f"not the target's law: {', '.join(failed)}"
 
 
 def _table(tested: Sequence[Tested], confidence: float) -> Table:
     headers = (
-        *("way", "tokens", "KS distance", "p", "surprisal less entropy, nats", "p"),
-        "outside the support",
+        *("way", "tokens", "by likelihood: KS distance", "p", "by the draft: KS distance", "p"),
+        *("surprisal less entropy, nats", "p", "outside the support"),
     )
     rows = [
         (
@@ -148,6 +183,8 @@ def _table(tested: Sequence[Tested], confidence: float) -> Table:
             f"{len(each.scored.uniforms):,}",
             f"{each.distance:.4f}",
             f"{each.distance_p:.2g}",
+            f"{each.pull:.4f}" if len(each.scored.pulls) else "",
+            f"{each.pull_p:.2g}" if len(each.scored.pulls) else "",
             f"{each.excess.told('+.4f')}",
             f"{each.surprisal_p:.2g}",
             str(each.scored.num_outside),
@@ -158,12 +195,15 @@ def _table(tested: Sequence[Tested], confidence: float) -> Table:
 
 
 def _json(tested: Tested) -> dict[str, Any]:
-    counts, _ = np.histogram(tested.scored.uniforms, bins=20, range=(0, 1))
+    numbers = tested.scored.pulls if len(tested.scored.pulls) else tested.scored.uniforms
+    counts, _ = np.histogram(numbers, bins=20, range=(0, 1))
     return {
         "num_tokens": len(tested.scored.uniforms),
         "num_outside": tested.scored.num_outside,
         "ks_distance": tested.distance,
         "ks_p": tested.distance_p,
+        "pull_distance": tested.pull,
+        "pull_p": tested.pull_p,
         "surprisal_p": tested.surprisal_p,
         "excess_surprisal_nats": tested.excess.as_json(),
         "uniforms_histogram": counts.tolist(),

@@ -273,8 +273,12 @@ def _facts(
     where = options.prompts or questions.known_file()
     return {
         "made": f"{datetime.date.today()} by `{invocation()}`, outrider {outrider.__version__}",
-        "target": f"{target.name}, {numerics.dtype} on {numerics.device}, {numerics.kernels}, {kind}",
-        "drafter": f"{drafters}; forced: {', '.join(plan.sources)}, {plan.num_draft_tokens} tokens a draft",
+        "target": (
+            f"{target.name}, {numerics.dtype} on {numerics.device}, {numerics.kernels}, {kind}"
+        ),
+        "drafter": (
+            f"{drafters}; forced: {', '.join(plan.sources)}, {plan.num_draft_tokens} tokens a draft"
+        ),
         "prompts": f"{sizes.num_prompts} of {len(asked)} ({where.name if where else 'built in'})",
         "outputs": (
             f"at most {sizes.max_tokens} tokens; sampled ones at temperature {plan.temperature:g}, "

@@ -41,8 +41,8 @@ def audit(
     target: Annotated[
         str,
         typer.Option(
-            help="Folder or hub id of the target, to start it and to read outputs apart from the services;"
-            " empty: the demo's, or with --address none."
+            help="Folder or hub id of the target, to start it and to read outputs apart from the"
+            " services; empty: the demo's, or with --address none."
         ),
     ] = "",
     draft: Annotated[
@@ -57,8 +57,8 @@ def audit(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="JSONL of prompts: prompt, user or the first of turns; category and answer where known."
-            " Empty: what OUTRIDER_QUESTIONS names, or a few built-in ones.",
+            help="JSONL of prompts: prompt, user or the first of turns; category and answer where"
+            " known. Empty: what OUTRIDER_QUESTIONS names, or a few built-in ones.",
             exists=True,
             dir_okay=False,
         ),

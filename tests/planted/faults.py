@@ -1,4 +1,4 @@
-"""Faults that an audit must find, planted into a verifier's code from outside: no flag plants them."""
+"""Faults that an audit must find, planted into a verifier's code from outside: no flag does so."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +15,8 @@ from outrider.ratio import Chain, Workings
 from outrider.rules import Floats
 from verifier_svc.verification import Verification
 
-Q_TEMPERATURE = 2.0
-"""The faulty verifier takes draft probabilities for those of another temperature than the drafter's."""
+Q_TEMPERATURE = 4.0
+"""The faulty verifier takes draft probabilities for those at another temperature."""
 
 
 def tempered(counts: np.ndarray) -> np.ndarray:
@@ -28,7 +28,7 @@ def tempered(counts: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def wrong_q_temperature() -> Iterator[None]:
+def q_temperature() -> Iterator[None]:
     """Judge drafts by probabilities at another temperature than they were drawn with."""
     verify = ratio.verify
 
@@ -47,7 +47,7 @@ def wrong_q_temperature() -> Iterator[None]:
 
 
 @contextmanager
-def uncorrected_residual() -> Iterator[None]:
+def residual() -> Iterator[None]:
     """Draw the token at a rejection from the target's distribution, not from what is left of it."""
 
     def faulty(p: Floats, q: Floats, weight: Floats) -> Floats:
@@ -84,8 +84,8 @@ def stale_kv() -> Iterator[None]:
 
 
 FAULTS: dict[str, Callable[[], Any]] = {
-    "q-temperature": wrong_q_temperature,
-    "residual": uncorrected_residual,
+    "q-temperature": q_temperature,
+    "residual": residual,
     "stale-kv": stale_kv,
 }
 

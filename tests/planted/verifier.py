@@ -1,4 +1,4 @@
-"""A verifier with a fault: ``python -m tests.planted.verifier --fault residual --model FOLDER ...``."""
+"""A verifier with a fault: ``python -m tests.planted.verifier --fault residual --model ...``."""
 
 import sys
 
