@@ -172,8 +172,8 @@ class PromptReference:
         ):
             return ""
         return (
-            "without the target's weights (--target) only temperature 1 without top-p and top-k can "
-            f"be read, or a top-k of at most {MAX_LOGPROBS}"
+            "without the target's weights (--target) it must be 1, without top-p and top-k, or "
+            f"with a top-k of at most {MAX_LOGPROBS}"
         )
 
     async def read(self, prompt_ids: Sequence[int], output_ids: Sequence[int], law: Law) -> Rows:

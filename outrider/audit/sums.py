@@ -36,8 +36,7 @@ def load_sums(questions: Sequence[Question], num_sums: int) -> list[Question]:
 
 
 def extracted(text: str) -> Fraction | None:
-    """Return the number that an answer comes to: behind the last "=", ":", "is" or "are", if any, else
-    the last.
+    """Return what an answer comes to: its last number, or the last behind "=", ":", "is" or "are".
 
     >>> extracted("12 * 5 = 60 eggs in 5 boxes.")
     Fraction(60, 1)

@@ -87,8 +87,8 @@ def draft_probs(rows: Rows, drafted: Sequence[Drafted | None]) -> Floats:
 class Tested:
     """The tests of one way.
 
-    ``distance`` and ``pull``: the largest distances between the distributions of ``uniforms`` and of
-    ``pulls`` and the uniform one (Kolmogorov-Smirnov); without drafts there is no pull.
+    ``distance`` and ``pull``: the largest distances between the distributions of ``uniforms`` and
+    of ``pulls`` and the uniform one (Kolmogorov-Smirnov); without drafts there is no pull.
     """
 
     scored: Scored

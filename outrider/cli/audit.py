@@ -45,6 +45,7 @@ from outrider.v1 import generation_pb2 as pb
 DEMO_MODELS = Path("build/models")
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.NOT_RUN: "yellow"}
 CANARY_S = 120.0
+ORCHESTRATOR_FLAGS = ("--min-step-timeout-s=60",)  # a busy machine is no fault of the pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,9 @@ async def _services(options: AuditOptions, console: Console) -> AsyncIterator[st
     numerics = ("--dtype", options.dtype, "--device", options.device)
     draft = ("--model", options.draft, *numerics) if options.draft else ()
     stack_options = StackOptions(
-        verifier_flags=[("--model", options.target, *numerics)], drafter_flags=[draft]
+        verifier_flags=[("--model", options.target, *numerics)],
+        drafter_flags=[draft],
+        orchestrator_flags=ORCHESTRATOR_FLAGS,
     )
     console.print("loading models")
     async with run_stack(stack_options) as stack:
