@@ -14,7 +14,7 @@ from outrider.cli.audit import AuditOptions, run_audit
 from outrider.cli.flags import Device, by_flag, check_address
 from outrider.cli.render import plain_console
 from outrider.cli.stack import StackError
-from outrider.errors import InvalidField, OutriderError
+from outrider.errors import OutriderError
 
 EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.NOT_RUN: 2}
 
@@ -123,7 +123,7 @@ def audit(
         timeout_s=timeout_s,
     )
     if address and draft:
-        raise InvalidField("--draft", "starts a drafter, which --address does without")
+        raise typer.BadParameter("--draft starts a drafter, which --address does without")
     options = AuditOptions(
         plan=plan,
         address=address,
