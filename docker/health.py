@@ -1,10 +1,12 @@
 """Exit with 0 if the service in this container serves, else with 1 and the reason.
 
-Usage: python health.py VARIABLE, the environment variable that holds the service's port.
+Usage: python health.py VARIABLE [http], the environment variable that holds the service's port, and
+how it is asked where that is not gRPC.
 """
 
 import os
 import sys
+import urllib.request
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -15,6 +17,19 @@ TIMEOUT_S = 5.0
 def main() -> str | None:
     """Return why the service does not serve, or None."""
     address = f"127.0.0.1:{os.environ[sys.argv[1]]}"
+    return _over_http(address) if sys.argv[2:] == ["http"] else _over_grpc(address)
+
+
+def _over_http(address: str) -> str | None:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        direct.open(f"http://{address}/health", timeout=TIMEOUT_S)
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _over_grpc(address: str) -> str | None:
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:

@@ -88,7 +88,7 @@ images() {
   say 'building the images'
   local log
   log=$(mktemp)
-  compose -f "$here/compose.yaml" build orchestrator verifier drafter >"$log" 2>&1 || {
+  compose -f "$here/compose.yaml" build orchestrator openai verifier drafter >"$log" 2>&1 || {
     say 'the images cannot be built:'
     tail -n 40 "$log" >&2
     exit 1

@@ -3,9 +3,13 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 # Read once, when grpc is imported; gRPC's own lines are no JSON, and its errors reach us as codes.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+if not all(map(find_spec, ("starlette", "uvicorn"))):
+    raise SystemExit("starlette and uvicorn are missing; pip install 'outrider[openai]'")
 
 from openai_svc.observed import Observed
 from openai_svc.server import serve
@@ -20,7 +24,7 @@ from outrider.serving.settings import parse_settings
 async def open_front_door(settings: FrontDoorSettings) -> None:
     """Serve until a signal, whether or not the orchestrator is there yet."""
     async with serving_metrics(settings) as registry, Client(settings.orchestrator) as client:
-        door = FrontDoor(client, settings.timeout_s)
+        door = FrontDoor(client, settings.timeout_s, settings.forward_header)
         await serve(Observed(door.app, registry), settings)
 
 

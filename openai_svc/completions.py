@@ -79,4 +79,5 @@ class CompletionBody(Parameters):
             "input": "prompt",
             "text": "prompt",
             "tokenized.input_ids": "prompt",
+            "token_ids": "prompt",  # of an echo
         }

@@ -1,6 +1,6 @@
 """One HTTP request as calls of the orchestrator."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -31,6 +31,7 @@ class Exchange:
     client: Client
     body: Body
     request_id: str
+    metadata: Mapping[str, str]
     timeout_s: float
     requests: list[pb.GenerateRequest]
     vocabulary: Vocabulary | None
@@ -42,7 +43,12 @@ class Exchange:
         Raises: ApiError if one fails.
         """
         streams = [
-            self.client.stream(each, timeout_s=self.timeout_s, request_id=self.request_id)
+            self.client.stream(
+                each,
+                timeout_s=self.timeout_s,
+                request_id=self.request_id,
+                metadata=self.metadata,
+            )
             for each in self.requests
         ]
         try:
@@ -73,6 +79,7 @@ async def open_exchange(
     body: Body,
     *,
     request_id: str,
+    metadata: Mapping[str, str],
     timeout_s: float,
 ) -> Exchange:
     """Return the calls of a body, before any of them is made.
@@ -101,7 +108,7 @@ async def open_exchange(
             reply = CompletionReply(body, echoes=echoes, **about)
     except grpc.aio.AioRpcError as error:
         raise from_rpc(error, body.param) from error
-    return Exchange(client, body, request_id, timeout_s, requests, vocabulary, reply)
+    return Exchange(client, body, request_id, metadata, timeout_s, requests, vocabulary, reply)
 
 
 async def _echoes(

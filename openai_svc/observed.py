@@ -87,4 +87,9 @@ def request_id_of(scope: Scope) -> str:
 
 def _is_usable(request_id: str) -> bool:
     fits = 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS
-    return fits and request_id.isascii() and request_id.isprintable()
+    return fits and is_printable_ascii(request_id)
+
+
+def is_printable_ascii(text: str) -> bool:
+    """Whether a text can be a value of gRPC's metadata."""
+    return text.isascii() and text.isprintable()

@@ -1,7 +1,6 @@
 """The parameters that both endpoints share, as OpenAI and other servers name them."""
 
 import json
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -12,7 +11,8 @@ from openai_svc.constraints import STRICT, STRUCTURED_FIELDS, ResponseFormat, St
 from outrider.client import Prompt
 from outrider.sampling import AcceptanceRule, Constraint, SamplingParams
 
-TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+Unsigned = Annotated[int, Field(ge=0, lt=2**32)]
+TokenId = Unsigned
 
 
 def _one_or_more(value: object) -> object:
@@ -60,9 +60,9 @@ class Speculation(BaseModel):
 
     target_only: bool | None = None
     sources: list[str] | None = None
-    num_draft_tokens: int | None = None
-    min_draft_tokens: int | None = None
-    max_draft_tokens: int | None = None
+    num_draft_tokens: Unsigned | None = None
+    min_draft_tokens: Unsigned | None = None
+    max_draft_tokens: Unsigned | None = None
     acceptance_rule: Literal["coupled", "rejection", "block"] | None = None
 
     @property
@@ -124,7 +124,8 @@ class Parameters(BaseModel, ABC):
     skip_special_tokens: bool | None = None
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
-    allowed_token_ids: list[TokenId] | None = None
+    # An empty list would read as no restriction on the wire, which is not what it says.
+    allowed_token_ids: list[TokenId] | None = Field(default=None, min_length=1)
     banned_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -195,16 +196,11 @@ class Parameters(BaseModel, ABC):
 
     def param(self, field: str) -> str:
         """Return this body's name of a field of the orchestrator's request."""
-        match = re.fullmatch(r"(?P<path>[^\[]*)(?P<rest>.*)", field)
-        assert match is not None
-        path = match["path"].removeprefix("sampling_params.")
+        path, bracket, rest = field.removeprefix("sampling_params.").partition("[")
         if path in STRUCTURED_FIELDS and self._formats:
             return "response_format"
         names = {**STRUCTURED_FIELDS, **self._own_names()}
-        for prefix in sorted(names, key=len, reverse=True):
-            if path == prefix:
-                return f"{names[prefix]}{match['rest']}"
-        return f"{path}{match['rest']}"
+        return f"{names.get(path, path)}{bracket}{rest}"
 
     @property
     @abstractmethod

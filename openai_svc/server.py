@@ -35,7 +35,7 @@ async def serve(app: ASGIApp, settings: ServiceSettings) -> None:
 
     Raises: OSError if the port is taken or the host is not this machine's.
     """
-    listener = _listen(settings.host.strip("[]"), settings.port)
+    listener = listen(settings.host.strip("[]"), settings.port)
     config = uvicorn.Config(
         app,
         log_config=None,  # the process's own
@@ -66,15 +66,25 @@ async def _stop(server: Server, signals: StopSignals) -> None:
     server.force_exit = True
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Open the port; Raises: OSError saying which."""
+def listen(host: str, port: int) -> socket.socket:
+    """Open the port, 0 for a free one; Raises: OSError saying which could not be had."""
     try:
         family, _, _, _, place = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        return socket.create_server(place[:2], family=family, backlog=BACKLOG)
+        # The protocol is named: asyncio sends without delay only where it is, and short answers
+        # would wait 40 ms for an acknowledgement.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(place)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
 
 
 def _address(listener: socket.socket) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from openai_svc.chat import ChatBody
 from openai_svc.completions import CompletionBody
 from openai_svc.errors import ApiError, from_validation
 from openai_svc.exchange import ASK_S, Body, open_exchange
-from openai_svc.observed import CLIENT_LEFT, request_id_of
+from openai_svc.observed import CLIENT_LEFT, is_printable_ascii, request_id_of
 from openai_svc.reply import Delta, Reply
 from openai_svc.vocabulary import Vocabularies
 from outrider.client import Client
@@ -48,6 +48,8 @@ class FrontDoor:
 
     client: Client
     timeout_s: float
+    forwarded: Sequence[str] = ()
+    """Headers that go on as metadata of the calls."""
     _vocabularies: Vocabularies = field(default_factory=Vocabularies)
 
     @property
@@ -110,6 +112,7 @@ class FrontDoor:
             self._vocabularies,
             body,
             request_id=request_id_of(request.scope),
+            metadata=_forwarded(request, self.forwarded),
             timeout_s=self.timeout_s,
         )
         if not body.stream:
@@ -204,6 +207,15 @@ async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def _forwarded(request: Request, names: Sequence[str]) -> dict[str, str]:
+    """Return those headers that came; Raises: ApiError for one that gRPC cannot take."""
+    found = {name: request.headers[name] for name in names if name in request.headers}
+    for name, value in found.items():
+        if not is_printable_ascii(value):
+            raise ApiError(400, f"{name}: must be printable ASCII characters", param=name)
+    return found
 
 
 async def _read(request: Request, kind: type[Body]) -> Body:

@@ -44,7 +44,9 @@ class OrchestratorMetrics:
                 buckets=SECONDS,
             )
 
-        self._requests = counter("requests", "Requests that ended.", "model", "outcome")
+        self._requests = counter(
+            "requests", "Requests that ended, each choice by itself.", "model", "outcome"
+        )
         self._decisions = counter(
             "policy_decisions",
             "Requests that ended, by class and by what the policy decided.",

@@ -8,20 +8,20 @@ from typing import Any
 
 from outrider.errors import NotFound
 
+MAX_OF_ONE_ID = 128  # receipts; the oldest go first
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The receipts of one request, one for each choice; ``arrived_at_s`` tells requests with the
-    same id apart."""
+    """The receipts of one request id: of all choices, and of all requests that bear it."""
 
-    arrived_at_s: float
     ended_at_s: float
     receipts: tuple[Any, ...]
 
 
 @dataclass(slots=True)
 class ReceiptStore:
-    """At most ``max_receipts`` requests, none longer than ``max_age_s``; the oldest go first.
+    """Of at most ``max_receipts`` ids, none longer than ``max_age_s``; the oldest go first.
 
     Receipts are passed on as they are.
     """
@@ -34,15 +34,15 @@ class ReceiptStore:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, request_id: str, arrived_at_s: float, receipt: Any) -> None:
-        """Keep the receipt of a choice; an earlier request of the same id is forgotten."""
+    def add(self, request_id: str, receipt: Any) -> None:
+        """Keep the receipt of a choice."""
         before = self._kept.pop(request_id, None)
-        others = before.receipts if before and before.arrived_at_s == arrived_at_s else ()
-        self._kept[request_id] = Kept(arrived_at_s, self.clock(), (*others, receipt))
+        receipts = (*before.receipts, receipt) if before is not None else (receipt,)
+        self._kept[request_id] = Kept(self.clock(), receipts[-MAX_OF_ONE_ID:])
         self._forget()
 
     def get(self, request_id: str) -> tuple[Any, ...]:
-        """Return the receipts of a request; Raises: NotFound."""
+        """Return the receipts of an id, in the order in which they ended; Raises: NotFound."""
         self._forget()
         kept = self._kept.get(request_id)
         if kept is None:

@@ -82,7 +82,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     complete = _complete(generation, receipts[index])
                     told = generation_pb2.GenerateResponse(complete=complete)
                 else:
-                    told = generation_pb2.GenerateResponse(chunk=_chunk(cycle, index))
+                    chunk = _chunk(cycle, index)
+                    if request.speculation.report_costs:
+                        chunk.cost.CopyFrom(_cost(cycle))
+                    told = generation_pb2.GenerateResponse(chunk=chunk)
                 await context.write(told)
 
     async def GetModelInfo(
@@ -158,7 +161,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return receipt
 
     def _keep(self, receipt: generation_pb2.Receipt) -> None:
-        self.receipts.add(receipt.request_id, receipt.arrived_at_s, receipt)
+        self.receipts.add(receipt.request_id, receipt)
         if self.receipt_log is not None:
             self.receipt_log.add(receipt)
 
@@ -235,6 +238,25 @@ def _trace(cycle: Cycle) -> generation_pb2.CycleTrace:
         draft=cycle.draft.to_proto(),
         step=cycle.verdict.trace,
         invalid_draft=cycle.verdict.invalid_draft,
+    )
+
+
+def _cost(cycle: Cycle) -> generation_pb2.CycleCost:
+    draft, verdict = cycle.draft, cycle.verdict
+    return generation_pb2.CycleCost(
+        cycle=cycle.number,
+        num_draft_tokens=len(draft),
+        num_accepted_draft_tokens=verdict.num_accepted,
+        is_tree=bool(draft.parents),
+        source=draft.source,
+        draft_wait_ms=cycle.wait_ms,
+        draft_compute_ms=draft.compute_ms,
+        queue_ms=verdict.queue_ms,
+        compute_ms=verdict.compute_ms,
+        round_trip_ms=verdict.round_trip_ms,
+        num_passes=verdict.num_passes,
+        num_rows=verdict.num_rows,
+        rows_in_pass=verdict.rows_in_pass,
     )
 
 

@@ -51,7 +51,10 @@ class OrchestratorSettings(ServiceSettings):
         default=(), description="Drafter addresses (host:port), repeated or with commas."
     )
     max_running: int = Field(
-        default=64, ge=1, le=4096, description="Requests that are decoded at once."
+        default=64,
+        ge=1,
+        le=4096,
+        description="Requests that are decoded at once; every choice counts.",
     )
     max_waiting: int = Field(
         default=256, ge=0, le=65536, description="Requests that may wait; more are refused."

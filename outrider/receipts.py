@@ -48,6 +48,8 @@ def from_line(line: str) -> pb.Receipt:
     Raises: ValueError if it is none.
     """
     receipt = pb.Receipt()
+    if not line.lstrip().startswith("{"):
+        raise ValueError("no receipt: not an object")
     try:
         Parse(line, receipt, ignore_unknown_fields=True)
     except ParseError as error:

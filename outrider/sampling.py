@@ -8,6 +8,7 @@ from typing import Any
 
 from outrider.errors import InvalidField
 from outrider.v1 import common_pb2 as pb
+from outrider.v1 import generation_pb2
 
 GREEDY_BELOW = 1e-5  # temperatures below divide logits into infinities; they mean argmax
 MAX_STOP_STRINGS = 16
@@ -45,6 +46,27 @@ class AcceptanceRule(enum.Enum):
     COUPLED = "coupled"
     REJECTION = "rejection"
     BLOCK = "block"
+
+    def to_proto(self) -> generation_pb2.AcceptanceRule:
+        """Return the value of the message."""
+        return _RULES[self]
+
+    @classmethod
+    def from_proto(cls, value: int) -> "AcceptanceRule | None":
+        """Return the rule, None where it is left open; Raises: InvalidField for unknown values."""
+        for rule, number in _RULES.items():
+            if number == value:
+                return rule
+        if value:
+            raise InvalidField("speculation.acceptance_rule", f"{value} is not a rule")
+        return None
+
+
+_RULES = {
+    AcceptanceRule.COUPLED: generation_pb2.ACCEPTANCE_RULE_COUPLED,
+    AcceptanceRule.REJECTION: generation_pb2.ACCEPTANCE_RULE_REJECTION,
+    AcceptanceRule.BLOCK: generation_pb2.ACCEPTANCE_RULE_BLOCK,
+}
 
 
 OPTIONAL = (

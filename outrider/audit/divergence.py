@@ -144,9 +144,7 @@ def excess_of(
         excesses.append((measure(spec, one) + measure(spec, other)) / 2 - null)
         nulls.append(null)
     values = np.array(excesses or [0.0])
-    interval = bootstrap(
-        lambda chosen: float(values[chosen].mean()), len(values), tolerances.confidence, seed
-    )
+    interval = bootstrap(values, np.mean, tolerances.confidence, seed)
     limit = tolerances.max_kl_excess if size == 1 else tolerances.max_ngram_excess
     return Excess(way, kind, interval, float(np.mean(nulls or [0.0])), limit)
 

@@ -58,16 +58,23 @@ def mean(values: Sequence[float] | Floats, confidence: float) -> Interval:
 
 
 def bootstrap(
-    statistic: Callable[[npt.NDArray[np.int64]], float],
-    num_units: int,
-    confidence: float,
-    seed: int,
+    values: Floats, statistic: Callable[..., Floats], confidence: float, seed: int
 ) -> Interval:
-    """Return a statistic of units, drawn again with replacement, with the percentile interval.
+    """Return a statistic of values with the percentile interval of values that are drawn again.
 
-    ``statistic`` takes the indices of the units that count, [num_units].
+    ``statistic`` takes an array and the axis along which it works, as numpy's own do.
     """
-    rng = np.random.default_rng(seed)
-    found = [statistic(rng.integers(num_units, size=num_units)) for _ in range(NUM_RESAMPLES)]
-    low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(statistic(np.arange(num_units)), float(low), float(high))
+    from scipy import stats
+
+    value = float(statistic(values))
+    if len(values) < 2:
+        return Interval(value, -np.inf, np.inf)
+    found = stats.bootstrap(
+        (values,),
+        statistic,
+        n_resamples=NUM_RESAMPLES,
+        confidence_level=confidence,
+        method="percentile",
+        rng=seed,
+    ).confidence_interval
+    return Interval(value, float(found.low), float(found.high))

@@ -36,13 +36,13 @@ from outrider.cli.invocation import invocation
 from outrider.cli.pairing import wait_paired
 from outrider.cli.render import plain_console
 from outrider.cli.stack import StackOptions, run_stack
+from outrider.cli.up import DEMO_MODELS
 from outrider.client import Client
 from outrider.errors import InvalidField, OutriderError
 from outrider.questions import Question
 from outrider.v1 import common_pb2
 from outrider.v1 import generation_pb2 as pb
 
-DEMO_MODELS = Path("build/models")
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.NOT_RUN: "yellow"}
 CANARY_S = 120.0
 ORCHESTRATOR_FLAGS = ("--min-step-timeout-s=60",)  # a busy machine is no fault of the pair

@@ -13,9 +13,13 @@ from rich.text import Text
 import outrider
 from outrider.cli.audit_command import audit
 from outrider.cli.demo import run_demo
-from outrider.cli.flags import Address, Device, by_flag
-from outrider.cli.generate import GenerateOptions, run_generate
+from outrider.cli.flags import DEFAULT_ADDRESS, Address, Device, by_flag
+from outrider.cli.generate_command import generate
+from outrider.cli.pair_check_command import pair_check
+from outrider.cli.policy_commands import policy_app
+from outrider.cli.receipt import run_receipt
 from outrider.cli.render import plain_console
+from outrider.cli.report_command import report
 from outrider.cli.stack import StackError
 from outrider.cli.status import run_status
 from outrider.cli.trace import FIXTURE, FixtureOptions, TraceOptions, run_fixture, run_trace
@@ -24,7 +28,6 @@ from outrider.cli.up import UpOptions, run_up
 from outrider.errors import InvalidField, OutriderError
 from outrider.sampling import AcceptanceRule, SamplingParams
 
-DEFAULT_ADDRESS = "127.0.0.1:50051"
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 app = typer.Typer(
@@ -86,6 +89,12 @@ def orchestrator(context: typer.Context) -> None:
     _become("orchestrator", context.args)
 
 
+@app.command(context_settings=PASS_THROUGH)
+def openai(context: typer.Context) -> None:
+    """Answer OpenAI's clients over HTTP. See [bold]outrider openai --help[/bold]."""
+    _become("openai_svc", context.args)
+
+
 @app.command()
 def up(
     target: Annotated[
@@ -103,80 +112,17 @@ def up(
         Literal["bfloat16", "float32"], typer.Option(help="Element type of both models.")
     ] = "bfloat16",
     device: Device = "cpu",
+    openai_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port for OpenAI's clients, 0: a free one; without it there is none.",
+            min=0,
+            max=65535,
+        ),
+    ] = None,
 ) -> None:
     """Start verifier, drafter and orchestrator on this machine; Ctrl-C stops them."""
-    run_up(UpOptions(target, draft, lookup_only, port, dtype, device))
-
-
-@app.command()
-def generate(
-    prompt: Annotated[str, typer.Argument(help="What to continue, or what to say with --chat.")],
-    address: Address = DEFAULT_ADDRESS,
-    model: Annotated[str, typer.Option(help="Name of the target; empty: the only one.")] = "",
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Send the prompt as a user message.")
-    ] = False,
-    system: Annotated[str, typer.Option(help="System message, with --chat.")] = "",
-    target_only: Annotated[bool, typer.Option("--target-only", help="Do not speculate.")] = False,
-    drafter: Annotated[
-        str, typer.Option(help='Draft source, such as "model" or "ngram"; empty: the policy\'s.')
-    ] = "",
-    k: Annotated[
-        int,
-        typer.Option(
-            "--k",
-            help="Tokens per draft, up to the server's limit (32 unless it was told another);"
-            " 0: the policy's.",
-            min=0,
-            max=1024,
-        ),
-    ] = 0,
-    rule: Annotated[
-        AcceptanceRule | None,
-        typer.Option(help="What decides about draft tokens; empty: the policy's rule."),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
-    min_tokens: Annotated[int, typer.Option(help="Shortest output.")] = 0,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus mass; 1 is off.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Most likely ids kept; 0 is off.")] = 0,
-    min_p: Annotated[float, typer.Option(help="Least share of the best id; 0 is off.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Makes a sampled output repeatable.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop string; may repeat.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after EOS.")] = False,
-    priority: Annotated[int, typer.Option(help="Higher goes first; -100 to 100.")] = 0,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object with text, ids and receipt.")
-    ] = False,
-    timeout_s: Annotated[float, typer.Option(help="Deadline of the request.", min=0.001)] = 300.0,
-) -> None:
-    """Generate text; accepted draft tokens are marked in the stream."""
-    options = GenerateOptions(
-        address=address,
-        prompt=prompt,
-        model=model,
-        chat=chat,
-        system=system,
-        target_only=target_only,
-        source=drafter,
-        num_draft_tokens=k,
-        rule=rule,
-        sampling={
-            "max_tokens": max_tokens,
-            "min_tokens": min_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "seed": seed,
-            "stop": tuple(stop or ()),
-            "ignore_eos": ignore_eos,
-        },
-        priority=priority,
-        as_json=json,
-        timeout_s=timeout_s,
-    )
-    asyncio.run(run_generate(options))
+    run_up(UpOptions(target, draft, lookup_only, port, dtype, device, openai_port))
 
 
 @app.command()
@@ -247,7 +193,21 @@ def demo(
     run_demo(models, max_tokens=max_tokens, num_prompts=num_prompts)
 
 
+@app.command()
+def receipt(
+    request_id: Annotated[str, typer.Argument(help="The request's id (x-request-id).")],
+    address: Address = DEFAULT_ADDRESS,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what became of a request that has ended, and why it speculated as it did."""
+    asyncio.run(run_receipt(address, request_id, as_json=json))
+
+
+app.add_typer(policy_app, name="policy")
 app.command()(audit)
+app.command()(generate)
+app.command()(pair_check)
+app.command()(report)
 app.command()(write)
 app.command()(train)
 

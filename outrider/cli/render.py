@@ -1,5 +1,7 @@
 """How outputs and receipts look in a terminal."""
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -51,16 +53,34 @@ def print_chunk(console: Console, chunk: pb.GenerateChunk) -> None:
     console.print(text, end="", soft_wrap=True)
 
 
-def receipt_table(complete: pb.GenerateComplete) -> Table:
+def logprobs_table(chunks: Sequence[pb.GenerateChunk]) -> Table:
+    """Return what every token of a choice was worth, and the likeliest ids in its place."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for column in ("text", "id", "logprob", "likeliest ids"):
+        table.add_column(column)
+    for chunk in chunks:
+        for piece, token in zip(chunk.pieces, chunk.logprobs, strict=True):
+            likeliest = zip(token.top_ids, token.top_logprobs, strict=True)
+            listed = "  ".join(f"{token_id} {logprob:.3f}" for token_id, logprob in likeliest)
+            table.add_row(repr(piece), str(token.token_id), f"{token.logprob:.3f}", listed)
+    return table
+
+
+def receipt_table(receipt: pb.Receipt) -> Table:
     """Return the figures of one request."""
-    receipt = complete.receipt
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
-    reason = pb.FinishReason.Name(complete.finish_reason).removeprefix("FINISH_REASON_").lower()
-    table.add_row("finish", reason)
-    counts = f"{complete.prompt_tokens} prompt ({complete.cached_tokens} cached)"
-    table.add_row("tokens", f"{counts}, {complete.completion_tokens} output")
+    failure = f": {receipt.status_code}, {receipt.error}" if receipt.status_code else ""
+    table.add_row("finish", Text(receipt.outcome + failure))
+    if receipt.HasField("policy"):
+        policy = receipt.policy
+        told = f"{policy.version} ({policy.digest}), class {policy.workload_class}"
+        table.add_row("policy", Text(f"{told}: {receipt.decision}"))
+    if receipt.outcome == "refused":
+        return table
+    counts = f"{receipt.num_prompt_tokens} prompt ({receipt.num_cached_tokens} cached)"
+    table.add_row("tokens", f"{counts}, {receipt.num_output_tokens} output")
     saved = f"{receipt.num_target_passes} ({receipt.num_passes_saved} saved)"
     table.add_row("target passes", saved)
     accepted = f"{receipt.num_accepted_draft_tokens} of {receipt.num_draft_tokens} draft tokens"
@@ -73,7 +93,16 @@ def receipt_table(complete: pb.GenerateComplete) -> Table:
     if receipt.fallbacks:
         fallbacks = ", ".join(f"{each.reason} {each.count}" for each in receipt.fallbacks)
         table.add_row("no draft", fallbacks)
+    if receipt.HasField("shadow"):
+        table.add_row("shadow", _shadow(receipt.shadow))
     return table
+
+
+def _shadow(shadow: pb.ShadowResults) -> str:
+    accepted = f"{shadow.num_accepted_draft_tokens} of {shadow.num_draft_tokens} draft tokens"
+    saved = f"{shadow.num_passes_saved} passes saved over {shadow.num_covered_tokens} tokens"
+    times = f"{shadow.expected_ms:.0f} ms for {shadow.target_only_ms:.0f}"
+    return f"would have accepted {accepted}, {saved}, {times} (judged by {shadow.judged_by})"
 
 
 def _has_colors(console: Console) -> bool:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import tempfile
+import urllib.request
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from outrider.serving.channel import open_channel
 
 TETHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("tether.py")))
 POLL_S = 0.05
+ANSWER_S = 5.0  # what a question for a service's health may take
 STOP_S = 40.0
 STOP_LOADING_S = 2.0  # who has never served has nothing to finish
 LAST_LINES = 8
@@ -40,6 +42,7 @@ class Service:
     folder: Path
     log_path: Path
     environment: dict[str, str] = field(default_factory=dict)
+    speaks_http: bool = False
     process: asyncio.subprocess.Process | None = None
     address: str = ""
     was_ready: bool = False
@@ -83,24 +86,15 @@ class Service:
 
     async def wait_ready(self, *, timeout_s: float) -> None:
         """Wait until the process serves; Raises: StackError if it ends or takes too long."""
-        channel = open_channel(self.address)
-        stub = health_pb2_grpc.HealthStub(channel)
+        serves = _serves_http if self.speaks_http else _serves_grpc
         try:
             async with asyncio.timeout(timeout_s):
-                while True:
+                while not await serves(self.address):
                     self.check()
-                    try:
-                        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
-                        if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                            self.was_ready = True
-                            return
-                    except grpc.aio.AioRpcError:
-                        pass
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise StackError(f"{self.name} was not ready within {timeout_s:.0f} s") from None
-        finally:
-            await channel.close()
+        self.was_ready = True
 
     async def stop(self) -> None:
         """End the process in good order, by force if it does not or if this is cancelled."""
@@ -122,16 +116,40 @@ class Service:
             await self.process.wait()
 
 
+async def _serves_grpc(address: str) -> bool:
+    channel = open_channel(address)
+    stub = health_pb2_grpc.HealthStub(channel)
+    try:
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_S)
+    except grpc.aio.AioRpcError:
+        return False
+    finally:
+        await channel.close()
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def _serves_http(address: str) -> bool:
+    # Services are on loopback; a proxy from the environment is for the outside.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        await asyncio.to_thread(direct.open, f"http://{address}/health", timeout=ANSWER_S)
+    except OSError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class StackOptions:
     """What to start; flags are passed on to the services as they are.
 
-    ``drafter_flags`` holds the flags of each drafter; empty starts none.
+    ``drafter_flags`` holds the flags of each drafter; empty starts none. No ``openai_flags`` start
+    no OpenAI front door.
     """
 
     verifier_flags: Sequence[Sequence[str]]
     drafter_flags: Sequence[Sequence[str]] = ()
     orchestrator_flags: Sequence[str] = ()
+    openai_flags: Sequence[str] | None = None
     worker_module: str = ""  # runs in place of both worker services where it is set
     log_folder: Path = Path("build/logs")
     ready_timeout_s: float = 300.0
@@ -144,11 +162,13 @@ class Stack:
     verifiers: list[Service]
     drafters: list[Service]
     orchestrator: Service
+    front_door: Service | None = None
 
     @property
     def services(self) -> list[Service]:
         """All of them, in the order of their start."""
-        return [*self.verifiers, *self.drafters, self.orchestrator]
+        door = [] if self.front_door is None else [self.front_door]
+        return [*self.verifiers, *self.drafters, self.orchestrator, *door]
 
     async def wait_until_one_ends(self) -> None:
         """Wait for as long as all services run; Raises: StackError with the one that ended."""
@@ -162,11 +182,13 @@ class Stack:
             service.check()
 
     async def stop(self) -> None:
-        """End all in good order: the orchestrator first, whose streams need the workers.
+        """End all in good order: each before those that its streams need.
 
         Cancelled, end all at once.
         """
         try:
+            if self.front_door is not None:
+                await self.front_door.stop()
             await self.orchestrator.stop()
             workers = (*self.verifiers, *self.drafters)
             await asyncio.gather(*(worker.stop() for worker in workers))
@@ -176,7 +198,7 @@ class Stack:
 
 @asynccontextmanager
 async def run_stack(options: StackOptions) -> AsyncIterator[Stack]:
-    """Start workers, then the orchestrator; yield when all are ready; stop all on exit.
+    """Start workers, then what needs them; yield when all are ready; stop all on exit.
 
     Raises: StackError if one does not come up.
     """
@@ -198,12 +220,19 @@ async def run_stack(options: StackOptions) -> AsyncIterator[Stack]:
         workers = [*verifiers, *drafters]
         orchestrator = service("orchestrator", "orchestrator", ())
         stack = Stack(verifiers, drafters, orchestrator)
+        if options.openai_flags is not None:
+            stack.front_door = service("openai", "openai_svc", ())
+            stack.front_door.speaks_http = True
         try:
             await asyncio.gather(*(worker.start() for worker in workers))
             addresses = [f"--verifier={worker.address}" for worker in verifiers]
             addresses += [f"--drafter={worker.address}" for worker in drafters]
             orchestrator.arguments = (*addresses, *options.orchestrator_flags)
             await orchestrator.start()
+            if stack.front_door is not None:
+                address = f"--orchestrator={orchestrator.address}"
+                stack.front_door.arguments = (address, *(options.openai_flags or ()))
+                await stack.front_door.start()
             waits = (each.wait_ready(timeout_s=options.ready_timeout_s) for each in stack.services)
             await asyncio.gather(*waits)
             yield stack

@@ -28,10 +28,19 @@ async def run_status(address: str, *, as_json: bool) -> None:
         console.print_json(data=MessageToDict(info, preserving_proto_field_name=True))
         return
     console.print(f"outrider {info.version} at {address}: {info.state} {info.reason}".rstrip())
+    console.print(policy_line(info.policy), soft_wrap=True)
     for worker in info.workers:
         console.print(worker_table(worker))
     for pair in info.pairs:
         console.print(pair_line(pair), soft_wrap=True)
+
+
+def policy_line(policy: pb.PolicyInfo) -> Text:
+    """Return which policy is in force, and what is wrong with its file since."""
+    told = Text(f"policy {policy.version} ({policy.digest}) {policy.path}".rstrip())
+    if policy.error:
+        told.append(f"\nits file was refused since: {policy.error}", "red")
+    return told
 
 
 def pair_line(pair: pb.PairInfo) -> Text:

@@ -28,6 +28,8 @@ class UpOptions:
     port: int
     dtype: str
     device: str
+    openai_port: int | None = None
+    """Port of the OpenAI front door; None starts none."""
 
 
 def run_up(options: UpOptions) -> None:
@@ -61,7 +63,10 @@ def _announce(console: Console, stack: Stack) -> None:
         console.print(line, soft_wrap=True)
     address = stack.orchestrator.address
     console.print(f'\noutrider generate --address {address} --chat "{EXAMPLE}"', soft_wrap=True)
-    console.print(f"outrider status --address {address}\n\nCtrl-C stops all services.")
+    console.print(f"outrider status --address {address}")
+    if stack.front_door is not None:
+        console.print(f"OpenAI's clients: base_url http://{stack.front_door.address}/v1")
+    console.print("\nCtrl-C stops all services.")
 
 
 def _stack_options(options: UpOptions, console: Console) -> StackOptions:
@@ -76,6 +81,7 @@ def _stack_options(options: UpOptions, console: Console) -> StackOptions:
         target = str(prepared.target)
         if not draft:
             draft, preferred = str(prepared.best), ("--sources", DEFAULT_SOURCE)
+    door = None if options.openai_port is None else ("--port", str(options.openai_port))
     numerics = ("--dtype", options.dtype, "--device", options.device)
     use_draft = draft and not options.lookup_only
     model_flags = ("--model", draft, *numerics) if use_draft else ()
@@ -83,4 +89,5 @@ def _stack_options(options: UpOptions, console: Console) -> StackOptions:
         verifier_flags=[("--model", target, *numerics)],
         drafter_flags=[model_flags],
         orchestrator_flags=("--port", str(options.port), *preferred),
+        openai_flags=door,
     )

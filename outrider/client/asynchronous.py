@@ -1,12 +1,16 @@
 """The client for programs that run an event loop."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 
 from outrider.client.output import Output, collect
-from outrider.client.request import Message, detokenize_request, tokenize_request
+from outrider.client.request import (
+    Message,
+    call_metadata,
+    detokenize_request,
+    tokenize_request,
+)
 from outrider.serving.channel import open_channel
-from outrider.serving.request_id import request_id_metadata
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
 
@@ -35,14 +39,19 @@ class Client:
         await self.channel.close()
 
     async def stream(
-        self, request: pb.GenerateRequest, *, timeout_s: float | None = None, request_id: str = ""
+        self,
+        request: pb.GenerateRequest,
+        *,
+        timeout_s: float | None = None,
+        request_id: str = "",
+        metadata: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Yield chunks as they come, and the completion of each choice when it ends.
 
-        Closing the generator cancels the request.
+        Closing the generator cancels the request. ``metadata`` is what a policy may look at.
         """
-        metadata = request_id_metadata(request_id) if request_id else None
-        call = self.stub.Generate(request, timeout=timeout_s, metadata=metadata)
+        sent = call_metadata(request_id, metadata or {})
+        call = self.stub.Generate(request, timeout=timeout_s, metadata=sent)
         try:
             async for response in call:
                 yield response
@@ -50,10 +59,17 @@ class Client:
             call.cancel()
 
     async def generate(
-        self, request: pb.GenerateRequest, *, timeout_s: float | None = None, request_id: str = ""
+        self,
+        request: pb.GenerateRequest,
+        *,
+        timeout_s: float | None = None,
+        request_id: str = "",
+        metadata: Mapping[str, str] | None = None,
     ) -> Output:
         """Run a request to its end."""
-        responses = self.stream(request, timeout_s=timeout_s, request_id=request_id)
+        responses = self.stream(
+            request, timeout_s=timeout_s, request_id=request_id, metadata=metadata
+        )
         return collect([response async for response in responses])
 
     async def tokenize(self, prompt: str | Sequence[Message], model: str = "") -> list[int]:

@@ -5,13 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from outrider.errors import InvalidField
 from outrider.sampling import AcceptanceRule, SamplingParams
+from outrider.serving.request_id import request_id_metadata
 from outrider.v1 import generation_pb2 as pb
-
-RULES = {
-    AcceptanceRule.COUPLED: pb.ACCEPTANCE_RULE_COUPLED,
-    AcceptanceRule.REJECTION: pb.ACCEPTANCE_RULE_REJECTION,
-    AcceptanceRule.BLOCK: pb.ACCEPTANCE_RULE_BLOCK,
-}
 
 Message = tuple[str, str] | Mapping[str, object]
 """(role, content), or a mapping with both and whatever else the model's template reads."""
@@ -34,6 +29,7 @@ def generate_request(
     max_draft_tokens: int | None = None,
     acceptance_rule: AcceptanceRule | None = None,
     trace_top_ids: int = 0,
+    report_costs: bool = False,
     cache_salt: str = "",
     priority: int = 0,
 ) -> pb.GenerateRequest:
@@ -54,8 +50,9 @@ def generate_request(
         num_draft_tokens=num_draft_tokens,
         min_draft_tokens=min_draft_tokens,
         max_draft_tokens=max_draft_tokens,
-        acceptance_rule=None if acceptance_rule is None else RULES[acceptance_rule],
+        acceptance_rule=None if acceptance_rule is None else acceptance_rule.to_proto(),
         trace_top_ids=trace_top_ids,
+        report_costs=report_costs,
     )
     if speculation != pb.SpeculationOptions():
         request.speculation.CopyFrom(speculation)
@@ -98,6 +95,12 @@ def _message(index: int, message: Message) -> pb.ChatMessage:
 def to_json(value: object) -> str:
     """Write a value as templates shall read it back: in its own order, every character as it is."""
     return json.dumps(value, ensure_ascii=False)
+
+
+def call_metadata(request_id: str, metadata: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a call; without a request id the server makes one."""
+    named = request_id_metadata(request_id) if request_id else ()
+    return (*metadata.items(), *named)
 
 
 def tokenize_request(prompt: str | Sequence[Message], model: str) -> pb.TokenizeRequest:

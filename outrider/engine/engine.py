@@ -146,7 +146,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         ledger, admission = self._admission.ledger, self._admission
-        running = sum(entry.admitted for entry in list(self._entries))
+        entries = list(self._entries)  # once: the engine's thread takes some out meanwhile
+        running = sum(entry.admitted for entry in entries)
         return EngineStats(
             num_passes=self._num_passes,
             num_rows=self._num_rows,
@@ -157,7 +158,7 @@ class Engine:
             num_prefix_looked_up_tokens=admission.num_prefix_looked_up_tokens,
             num_preemptions=admission.num_preemptions,
             num_running=running,
-            num_waiting=len(self._arrivals) + len(self._entries) - running,
+            num_waiting=len(self._arrivals) + len(entries) - running,
             last_pass_ms=self._last_pass_ms,
             last_pass_rows=self._last_pass_rows,
             compute_s=self._compute_s,

@@ -81,9 +81,7 @@ def _in_words(condition: Condition) -> str:
 
 
 def _outcome(decision: Decision) -> Iterator[str]:
-    version = f"policy {decision.policy.version} ({decision.policy.digest})"
-    yield f"{version}, class {decision.class_name}: {decision.speculation.value}"
-    yield f"reason: {decision.reason}"
+    yield f"speculation: {decision.speculation.value} ({decision.reason})"
     if decision.narrowed:
         yield f"not as the request asked: {', '.join(decision.narrowed)}"
     yield f"acceptance rule of sampled tokens: {decision.rule.value}"

@@ -7,12 +7,6 @@ from outrider.policy.schema import MAX_DRAFT_TOKENS
 from outrider.sampling import MAX_TRACED_IDS, AcceptanceRule
 from outrider.v1 import generation_pb2 as pb
 
-RULES = {
-    pb.ACCEPTANCE_RULE_COUPLED: AcceptanceRule.COUPLED,
-    pb.ACCEPTANCE_RULE_REJECTION: AcceptanceRule.REJECTION,
-    pb.ACCEPTANCE_RULE_BLOCK: AcceptanceRule.BLOCK,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
@@ -53,11 +47,6 @@ class SpeculationOptions:
     @classmethod
     def from_proto(cls, message: pb.SpeculationOptions) -> "SpeculationOptions":
         """Read a message; Raises: InvalidField."""
-        rule = RULES.get(message.acceptance_rule)
-        if rule is None and message.acceptance_rule:
-            raise InvalidField(
-                "speculation.acceptance_rule", f"{message.acceptance_rule} is not a rule"
-            )
 
         def given(name: str) -> int | None:
             return getattr(message, name) if message.HasField(name) else None
@@ -66,7 +55,7 @@ class SpeculationOptions:
             target_only=message.target_only,
             sources=tuple(message.sources),
             num_draft_tokens=given("num_draft_tokens"),
-            rule=rule,
+            rule=AcceptanceRule.from_proto(message.acceptance_rule),
             num_traced_ids=message.trace_top_ids,
             min_draft_tokens=given("min_draft_tokens"),
             max_draft_tokens=given("max_draft_tokens"),
@@ -74,14 +63,11 @@ class SpeculationOptions:
 
     def to_proto(self) -> pb.SpeculationOptions:
         """Return the message."""
-        rules = {rule: number for number, rule in RULES.items()}
         return pb.SpeculationOptions(
             target_only=self.target_only,
             sources=self.sources,
             num_draft_tokens=self.num_draft_tokens,
-            acceptance_rule=pb.ACCEPTANCE_RULE_UNSPECIFIED
-            if self.rule is None
-            else rules[self.rule],
+            acceptance_rule=None if self.rule is None else self.rule.to_proto(),
             trace_top_ids=self.num_traced_ids,
             min_draft_tokens=self.min_draft_tokens,
             max_draft_tokens=self.max_draft_tokens,

@@ -82,6 +82,7 @@ class Deployment:
         default_factory=lambda: os.environ.get("COMPOSE_PROJECT_NAME", f"outrider-{os.getpid()}")
     )
     port: int = field(default_factory=free_port)
+    openai_port: int = field(default_factory=free_port)
     prometheus_port: int = field(default_factory=free_port)
     _compose: tuple[str, ...] = ()
 
@@ -106,6 +107,7 @@ class Deployment:
             "NUM_DRAFT_TOKENS": "2",
             "MIN_STEP_TIMEOUT_S": "60",
             "DRAFT_WAIT_MS": "3000",
+            "OPENAI_PORT": str(self.openai_port),
             "PROMETHEUS_PORT": str(self.prometheus_port),
         }
 
@@ -190,7 +192,7 @@ class Deployment:
                 # Compose would leave the unnamed volumes of what it removes.
                 await command("docker", "stop", "--time", "40", container)
                 await command("docker", "rm", "--volumes", container)
-        await self.up("orchestrator", "prometheus", *sizes, **sizes)
+        await self.up("orchestrator", "openai", "prometheus", *sizes, **sizes)
         await self.serving()
         await self.wait_workers(**sizes)
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from openai import AsyncOpenAI
 
 from outrider.client import Client, generate_request
 from outrider.sampling import AcceptanceRule, SamplingParams
@@ -12,6 +13,23 @@ from tests.compose.requests import PROMPTS, QUESTIONS, Answers, ask
 pytestmark = [pytest.mark.compose, pytest.mark.asyncio(loop_scope="session")]
 
 MAX_TOKENS = 24
+
+
+async def test_openai_clients_get_the_same_answer(deployment: Deployment) -> None:
+    sampling = SamplingParams(temperature=0.8, seed=7, max_tokens=MAX_TOKENS)
+    async with Client(deployment.address) as client:
+        output = await client.generate(generate_request([("user", "Count to ten.")], sampling))
+    async with AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{deployment.openai_port}/v1", api_key="none"
+    ) as client:
+        answer = await client.chat.completions.create(
+            model="smollm2-135m-instruct",
+            messages=[{"role": "user", "content": "Count to ten."}],
+            temperature=0.8,
+            seed=7,
+            max_tokens=MAX_TOKENS,
+        )
+    assert answer.choices[0].message.content == output.text
 
 
 async def test_a_deployment_of_one_each_is_ready(deployment: Deployment) -> None:

@@ -6,8 +6,8 @@ from tests.compose.deployment import CommandFailed, Deployment, command
 
 pytestmark = [pytest.mark.compose, pytest.mark.asyncio(loop_scope="session")]
 
-SERVICES = ("orchestrator", "verifier", "drafter")
-MAX_ORCHESTRATOR_BYTES = 250_000_000
+SERVICES = ("orchestrator", "openai", "verifier", "drafter")
+MAX_TORCHLESS_BYTES = 250_000_000
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -22,10 +22,11 @@ async def test_nothing_runs_as_root_or_writes_its_image(
         await command("docker", "exec", container, "touch", "/opt/outrider/x")
 
 
-async def test_the_orchestrator_needs_neither_torch_nor_much_room() -> None:
-    image = "outrider-orchestrator"
+@pytest.mark.parametrize("service", ["orchestrator", "openai"])
+async def test_what_runs_no_model_needs_neither_torch_nor_much_room(service: str) -> None:
+    image = f"outrider-{service}"
     size = int(await command("docker", "image", "inspect", "--format", "{{.Size}}", image))
-    assert size < MAX_ORCHESTRATOR_BYTES
+    assert size < MAX_TORCHLESS_BYTES
     script = (
         "import importlib.util as u; print([u.find_spec(n) for n in ('torch', 'transformers')])"
     )

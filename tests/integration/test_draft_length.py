@@ -106,6 +106,26 @@ async def test_whatever_length_is_chosen_the_output_is_the_targets(
 
 
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("fewest", "most"), [(1, 2), (3, 3), (6, 8)])
+async def test_a_request_s_range_is_kept_and_told(stage: Stage, fewest: int, most: int):
+    plain = await stage.plain(PROMPT, LONG)
+    output = await automatic(
+        stage, "oracle", LONG, min_draft_tokens=fewest, max_draft_tokens=most, cache_salt="range"
+    )
+    assert_parity(output, plain)
+    assert_adds_up(output)
+    assert set(lengths(output)) <= {0, *range(fewest, most + 1)}
+    assert max(lengths(output)) >= fewest, "some cycle drafted"
+    decision = output.complete.receipt.decision
+    assert (
+        decision == f"on; at least {fewest} and at most {most} draft tokens, as the request asked"
+    )
+    # No draft that was verified is longer; the last cycles have less room.
+    receipt = output.complete.receipt
+    assert receipt.num_draft_tokens <= most * receipt.num_spec_steps
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_request_that_names_a_length_gets_it_where_the_source_is_off(stage: Stage):
     plain = await stage.plain(PROMPT, GREEDY)
     await automatic(stage, "wrong", LONG)

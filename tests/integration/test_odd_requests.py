@@ -54,6 +54,12 @@ def speculation(**fields: object) -> Odd:
     return change
 
 
+def chat(*, extra_json: str = "", **fields: object) -> Odd:
+    """Send a conversation of one message."""
+    said = pb.ChatMessage(role="user", content="hello", extra_json=extra_json)
+    return whole(chat=pb.ChatInput(messages=[said], **fields))
+
+
 def whole(**fields: object) -> Odd:
     """Replace fields of the request."""
 
@@ -101,7 +107,7 @@ REFUSED: dict[str, tuple[Odd, str]] = {
     "repetition_penalty 0": (sampling(repetition_penalty=0.0), "repetition_penalty"),
     "repetition_penalty NaN": (sampling(repetition_penalty=math.nan), "repetition_penalty"),
     "presence_penalty NaN": (sampling(presence_penalty=math.nan), "presence_penalty"),
-    "frequency_penalty 1": (sampling(frequency_penalty=1.0), "frequency_penalty"),
+    "frequency_penalty 2.1": (sampling(frequency_penalty=2.1), "frequency_penalty"),
     "top_p 0": (sampling(top_p=0.0), "top_p"),
     "top_p 1.5": (sampling(top_p=1.5), "top_p"),
     "top_p NaN": (sampling(top_p=math.nan), "top_p"),
@@ -110,8 +116,10 @@ REFUSED: dict[str, tuple[Odd, str]] = {
     "top_k -2": (sampling(top_k=-2), "top_k"),
     "temperature NaN": (sampling(temperature=math.nan), "temperature"),
     "temperature -1": (sampling(temperature=-1.0), "temperature"),
-    "n 0": (sampling(n=0), r"\.n"),
-    "logprobs": (sampling(logprobs=5), "logprobs"),
+    "n 0": (sampling(n=0), r"\.n: 0 is outside \[1, 16\]"),
+    "n 17": (sampling(n=17), r"\.n: 17 is outside \[1, 16\]"),
+    "a prompt cut to nothing": (sampling(truncate_prompt_tokens=0), "truncate_prompt_tokens"),
+    "65 logprobs": (sampling(logprobs=65), "logprobs"),
     "logit_bias NaN": (bias, "logit_bias"),
     "a grammar": (sampling(regex="[0-9]+"), "regex"),
     "1000 stop strings": (stops(1000), r"sampling_params\.stop"),
@@ -121,6 +129,35 @@ REFUSED: dict[str, tuple[Odd, str]] = {
     "stop id beyond vocabulary": (stop_id_beyond, "stop_token_ids"),
     "drafts of no token": (speculation(num_draft_tokens=0), "num_draft_tokens"),
     "drafts of a thousand": (speculation(num_draft_tokens=1000), "num_draft_tokens"),
+    "at least no draft token": (speculation(min_draft_tokens=0), "min_draft_tokens"),
+    "at most a thousand": (
+        speculation(max_draft_tokens=1000),
+        r"max_draft_tokens: 1000 is outside",
+    ),
+    "a range that is none": (
+        speculation(min_draft_tokens=3, max_draft_tokens=2),
+        r"min_draft_tokens: 3 is above max_draft_tokens, 2",
+    ),
+    "a range and a number": (
+        speculation(num_draft_tokens=3, max_draft_tokens=3),
+        "max_draft_tokens: excludes num_draft_tokens",
+    ),
+    "a range but target only": (speculation(target_only=True, max_draft_tokens=3), "target_only"),
+    "tools that are no JSON": (chat(tools_json="{"), r"chat\.tools_json: is no JSON"),
+    "tools for a template without": (chat(tools_json="[]"), r"chat\.tools_json: .*reads no tools"),
+    "variables that are a list": (
+        chat(template_kwargs_json="[]"),
+        r"chat\.template_kwargs_json: is no JSON object",
+    ),
+    "a variable that nobody reads": (
+        chat(template_kwargs_json='{"x": 1}'),
+        r"chat\.template_kwargs_json\.x: .*no such variable",
+    ),
+    "a message of half a JSON": (chat(extra_json="["), r"chat\.messages\[0\]\.extra_json"),
+    "the user's message continued": (
+        chat(continue_final_message=True),
+        r"chat\.continue_final_message: the last message is of 'user'",
+    ),
     "sources but target only": (
         speculation(target_only=True, sources=["alt"]),
         "target_only",
@@ -139,6 +176,15 @@ ANSWERED: dict[str, Odd] = {
     "tiny top_p": sampling(top_p=1e-30),
     "min_p 1": sampling(min_p=1.0),
     "min_tokens equal to max_tokens": sampling(min_tokens=6, ignore_eos=False),
+    "a prompt cut to one token": sampling(truncate_prompt_tokens=1),
+    "a long prompt cut to what fits": lambda r: (
+        ids(*range(20, 120))(r),
+        sampling(truncate_prompt_tokens=40)(r),
+    ),
+    "as many choices as there may be": sampling(n=16),
+    "drafts of one length by range": speculation(
+        sources=["alt"], min_draft_tokens=2, max_draft_tokens=2
+    ),
     "max_tokens beyond the context": sampling(max_tokens=2**31 - 1, temperature=0.0),
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SERVICES = ("drafter_svc", "verifier_svc", "orchestrator")
+SERVICES = ("drafter_svc", "verifier_svc", "orchestrator", "openai_svc")
 WORKER_ONLY = {"torch", "transformers", "safetensors", "accelerate", "gguf"}
 
 # Files of a service that may know gRPC or the stubs: they translate or hold a connection, and the
@@ -17,6 +17,15 @@ WORKER_ONLY = {"torch", "transformers", "safetensors", "accelerate", "gguf"}
 TRANSPORT = {
     "drafter_svc/__main__.py",
     "drafter_svc/servicer.py",
+    "openai_svc/__main__.py",
+    "openai_svc/calls.py",
+    "openai_svc/chat_reply.py",
+    "openai_svc/completion_reply.py",
+    "openai_svc/exchange.py",
+    "openai_svc/logprobs.py",
+    "openai_svc/reply.py",
+    "openai_svc/servicer.py",
+    "openai_svc/vocabulary.py",
     "orchestrator/__main__.py",
     "orchestrator/draft_lease.py",
     "orchestrator/receipt_message.py",
@@ -103,8 +112,9 @@ def test_the_shared_package_imports_no_service():
     assert not [file for file in files_of("outrider") if packages(ROOT / file) & set(SERVICES)]
 
 
-def test_the_orchestrator_reaches_no_model_library():
-    start = {module_name(ROOT / file) for file in files_of("orchestrator")}
+@pytest.mark.parametrize("service", ["orchestrator", "openai_svc"])
+def test_what_needs_no_model_reaches_no_model_library(service):
+    start = {module_name(ROOT / file) for file in files_of(service)}
     guilty = {
         module: packages(modules()[module]) & WORKER_ONLY
         for module in reachable(start)
@@ -113,10 +123,11 @@ def test_the_orchestrator_reaches_no_model_library():
     assert not guilty
 
 
-def test_the_orchestrator_imports_with_model_libraries_hidden():
+@pytest.mark.parametrize("service", ["orchestrator", "openai_svc"])
+def test_what_needs_no_model_imports_with_model_libraries_hidden(service):
     """The same as a fact: a third party's import could bring torch in as well."""
-    names = sorted(module_name(ROOT / file) for file in files_of("orchestrator"))
-    names.remove("orchestrator.__main__")
+    names = sorted(module_name(ROOT / file) for file in files_of(service))
+    names.remove(f"{service}.__main__")
     hidden = f"import sys; sys.modules.update(dict.fromkeys({sorted(WORKER_ONLY)!r}));"
     command = hidden + "".join(f"import {name};" for name in names)
     done = subprocess.run(

@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 
+from openai_svc.observed import Observed
 from orchestrator.admission import Admission
 from orchestrator.metrics import OrchestratorMetrics, PolicyState, PresentState, ReceiptState
 from orchestrator.monitor import MonitorMetrics
@@ -26,6 +28,7 @@ def test_the_page_lists_what_is_served():
     registry.register(PolicyState(PolicyInForce(policy_of_flags())))
     registry.register(ReceiptState(ReceiptStore(1, 1.0), None))
     registry.register(WorkerMetrics(lambda: 0, StandingEngine()))
+    Observed(Starlette(), registry)
     served = {
         family.name.removeprefix("outrider_") + ("_total" if family.type == "counter" else "")
         for family in registry.collect()

@@ -28,7 +28,7 @@ class Orchestrator(generation_pb2_grpc.GenerationServiceServicer):
     hangs_at: str = "nothing"
     """The prompt that is never answered."""
     requests: list[pb.GenerateRequest] = field(default_factory=list)
-    request_ids: list[str] = field(default_factory=list)
+    metadata: list[dict[str, str]] = field(default_factory=list)
     num_detokenized: int = 0
     was_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -36,7 +36,7 @@ class Orchestrator(generation_pb2_grpc.GenerationServiceServicer):
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.GenerateResponse]:
         self.requests.append(request)
-        self.request_ids.append(dict(context.invocation_metadata())["x-request-id"])
+        self.metadata.append(dict(context.invocation_metadata()))
         try:
             if request.text == self.hangs_at:
                 await asyncio.Event().wait()
@@ -50,6 +50,11 @@ class Orchestrator(generation_pb2_grpc.GenerationServiceServicer):
         except asyncio.CancelledError:
             self.was_cancelled.set()
             raise
+
+    @property
+    def request_ids(self) -> list[str]:
+        """The ids that the requests came with."""
+        return [each["x-request-id"] for each in self.metadata]
 
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: grpc.aio.ServicerContext
@@ -100,7 +105,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def open_stage(*script: Step, timeout_s: float = 50.0) -> AsyncIterator[Stage]:
+async def open_stage(*script: Step, **settings: object) -> AsyncIterator[Stage]:
     """Serve a script; in it an OutriderError ends the call with its code."""
     orchestrator = Orchestrator(script)
 
@@ -112,7 +117,7 @@ async def open_stage(*script: Step, timeout_s: float = 50.0) -> AsyncIterator[St
 
     async with (
         serving(NAMES, open_service) as address,
-        front_door(address, timeout_s=timeout_s) as url,
+        front_door(address, **settings) as url,
     ):
         yield Stage(orchestrator, url)
 

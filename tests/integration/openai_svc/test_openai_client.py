@@ -16,13 +16,16 @@ from outrider.client import generate_request
 from outrider.sampling import SamplingParams
 from outrider.v1 import generation_pb2 as pb
 from tests.cluster import Cluster, cluster
+from tests.integration.conftest import SCALE
 from tests.openai_door import front_door, openai_client
+from tests.toy import TEMPLATE, save_toy
 from verifier_svc.__main__ import open_verifier
 from verifier_svc.settings import VerifierSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
-MODEL = "toy"
+MODEL = "toy-with-tools"
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
 PAIRS = [("system", "be brief"), ("user", "hello")]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -39,7 +42,9 @@ class Served:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(toy: Path) -> AsyncIterator[Served]:
+async def served(models: Path) -> AsyncIterator[Served]:
+    reads_tools = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
+    toy = save_toy(models / MODEL, seed=1, scale=SCALE, template=reads_tools + TEMPLATE)
     verifier = VerifierSettings(model=str(toy), dtype="float32", num_threads=1)
     drafter = DrafterSettings(model=str(toy), dtype="float32", num_threads=1)
     async with (
@@ -140,6 +145,72 @@ async def test_log_probabilities(served: Served):
     assert told.token_logprobs[0] is None
     assert all(-math.inf < value < 0 for value in told.token_logprobs[1:])
     assert scored.usage.completion_tokens == 0
+
+
+async def test_choices_have_seeds_of_their_own_and_share_the_prompt(served: Served):
+    sampling = SamplingParams(temperature=0.9, seed=5, n=3, max_tokens=10, ignore_eos=True)
+    output = await served.cluster.client.generate(generate_request(PAIRS, sampling))
+    asked = {"model": MODEL, "messages": MESSAGES, "temperature": 0.9, "seed": 5, "n": 3}
+    whole = await served.client.chat.completions.create(
+        **asked, max_tokens=10, extra_body={"ignore_eos": True}
+    )
+    texts = [choice.message.content for choice in whole.choices]
+    assert texts == [choice.text for choice in output.choices]
+    assert len(set(texts)) == 3
+    assert whole.usage.completion_tokens == 30
+    assert whole.usage.prompt_tokens == output.complete.prompt_tokens
+    stream = await served.client.chat.completions.create(
+        **asked, max_tokens=10, stream=True, extra_body={"ignore_eos": True}
+    )
+    streamed = ["", "", ""]
+    async for event in stream:
+        for choice in event.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+
+
+async def test_tools_reach_the_template(served: Served):
+    asked = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "max_tokens": 2}
+
+    async def num_prompt_tokens(**how: object) -> int:
+        answer = await served.client.chat.completions.create(**asked, **how)
+        return answer.usage.prompt_tokens
+
+    plain = await num_prompt_tokens()
+    assert await num_prompt_tokens(tools=[TOOL]) > plain
+    assert await num_prompt_tokens(tools=[TOOL], tool_choice="none") == plain
+
+
+async def test_a_begun_answer_is_continued(served: Served):
+    begun = [*MESSAGES, {"role": "assistant", "content": "so"}]
+    asked = {"model": MODEL, "temperature": 0, "max_tokens": 8}
+    answer = await served.client.chat.completions.create(
+        messages=begun,
+        **asked,
+        extra_body={"continue_final_message": True, "ignore_eos": True},
+    )
+    request = generate_request(
+        [*PAIRS, ("assistant", "so")],
+        SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True),
+        continue_final_message=True,
+    )
+    output = await served.cluster.client.generate(request)
+    assert answer.choices[0].message.content == output.text
+
+
+async def test_a_kept_stop_and_a_cut_prompt(served: Served):
+    output = await served.cluster.client.generate(generate_request("abc", GREEDY))
+    stop = output.text[5:7]
+    asked = {"model": MODEL, "temperature": 0, "max_tokens": 24, "stop": stop}
+    kept = {"include_stop_str_in_output": True, "ignore_eos": True}
+    answer = await served.client.completions.create(prompt="abc", **asked, extra_body=kept)
+    assert answer.choices[0].text == output.text[: output.text.index(stop) + len(stop)]
+    cut = {"truncate_prompt_tokens": 2}
+    long = await served.client.completions.create(
+        model=MODEL, prompt=[7, 8, 30, 31], extra_body=cut, temperature=0
+    )
+    short = await served.client.completions.create(model=MODEL, prompt=[30, 31], temperature=0)
+    assert (long.choices[0].text, long.usage) == (short.choices[0].text, short.usage)
 
 
 async def test_models(served: Served):

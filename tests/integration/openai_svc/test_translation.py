@@ -30,7 +30,7 @@ USAGE = {
 }
 
 
-async def post(stage: Stage, path: str, body: object, **headers: str) -> httpx2.Response:
+async def post(stage: Stage, path: str, body: object, **headers: str | bytes) -> httpx2.Response:
     async with httpx2.AsyncClient(base_url=stage.url, timeout=30) as http:
         return await http.post(f"/v1/{path}", content=json.dumps(body), headers=headers)
 
@@ -364,6 +364,16 @@ async def test_a_request_keeps_the_id_that_it_came_with():
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "x-request-id")
     assert len({new.headers["x-request-id"], bad.headers["x-request-id"]}) == 2
     assert (none.status_code, bool(none.headers["x-request-id"])) == (404, True)
+
+
+async def test_named_headers_go_on_to_the_orchestrator():
+    async with open_stage(chunk("h"), complete(), forwarded=["x-tenant", "x-other"]) as stage:
+        headers = {"x-tenant": "acme", "x-secret": "s"}
+        await post(stage, "chat/completions", {"messages": HELLO}, **headers)
+        bad = await post(stage, "completions", {"prompt": "a"}, **{"x-tenant": b"\xe9"})
+    (sent,) = stage.orchestrator.metadata
+    assert (sent["x-tenant"], "x-other" in sent, "x-secret" in sent) == ("acme", False, False)
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "x-tenant")
 
 
 async def test_a_body_that_cannot_be_read():

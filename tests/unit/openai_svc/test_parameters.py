@@ -216,6 +216,12 @@ BOTH = {
         "speculation.acceptance_rule",
         "invalid_value",
     ),
+    "drafts below none": (
+        {"speculation": {"num_draft_tokens": -1}},
+        "speculation.num_draft_tokens",
+        "invalid_value",
+    ),
+    "nothing allowed": ({"allowed_token_ids": []}, "allowed_token_ids", "invalid_value"),
     "an unknown option": (
         {"speculation": {"temperature": 1}},
         "speculation.temperature",
@@ -347,6 +353,7 @@ def test_what_is_wrong_is_refused_by_name(kind, body, param, code):
         (ChatBody(messages=HELLO), "speculation.sources", "speculation.sources"),
         (ChatBody(messages=HELLO), "chat.tools_json", "tools"),
         (CompletionBody(prompt="a"), "tokenized.input_ids[2]", "prompt[2]"),
+        (CompletionBody(prompt="a"), "token_ids[2]", "prompt[2]"),
         (CompletionBody(prompt="a"), "sampling_params.max_tokens", "max_tokens"),
         (CompletionBody(prompt="a"), "sampling_params.regex", "structured_outputs.regex"),
         (

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.admission import Admission, Places
 from orchestrator.choices import Choices
 from orchestrator.workers import WorkerPool
-from outrider.errors import Unavailable
+from outrider.errors import ResourceExhausted, Unavailable
 from outrider.sampling import SamplingParams
 from tests.unit.orchestrator.test_admission_of_requests import request
 
@@ -37,6 +37,9 @@ class Scripted:
     def __post_init__(self) -> None:
         self.verifier = f"v{self.index}"
         self.held.set()
+
+    def abandon(self, error: BaseException) -> None:
+        self.log.append((self.index, f"abandoned: {error!r}"))
 
     async def run(self, admission: Admission, places: Places) -> AsyncGenerator[int, None]:
         try:
@@ -103,6 +106,22 @@ async def test_the_others_begin_when_the_first_has_read_the_prompt():
     began = [entry for entry in log if entry[1] == "began"]
     assert began == [(0, "began"), (1, "began"), (2, "began")]
     assert log.index((1, "began")) > log.index((0, 0))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_choices_that_find_the_queue_full_are_counted_as_failed(count):
+    outcomes: list[str] = []
+    made = Choices(
+        request(sampling=SamplingParams(n=count)),
+        WorkerPool([]),
+        lambda: None,
+        lambda generation: outcomes.append(generation.outcome),
+    )
+    admission = Admission(1, 1)
+    async with admission.slot():
+        with admission.places(1), pytest.raises(ResourceExhausted):
+            await taken(made, admission)
+    assert outcomes == ["error"] * count
 
 
 @pytest.mark.parametrize("count", [1, 3])

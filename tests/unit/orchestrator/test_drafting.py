@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
+from orchestrator.agreement import Agreement
 from orchestrator.board import DraftBlock, DraftBoard
 from orchestrator.draft_length import DraftLength
 from orchestrator.drafting import Drafting
@@ -16,7 +17,8 @@ from orchestrator.sequence import Event, Sequence
 from orchestrator.verdict import CommittedToken, Origin
 from outrider.draft import Draft
 from outrider.lookup.ngram import NgramIndex
-from outrider.policy import ON
+from outrider.policy import ON, AfterError, AfterLowAgreement, Fallbacks, MinAgreement
+from tests.unit.orchestrator.test_estimates import verdict
 
 PROMPT = (1, 2, 3)
 WAIT_S = 0.05
@@ -223,3 +225,73 @@ async def test_a_wait_that_no_longer_pays_is_cut_short_and_not_held_against_the_
     assert scene.blocks == {"late": 1}
     assert scene.lease.patience.num_late == 0
     assert length.lane.draft.arrival.value < 1
+
+
+def plan_after(errors: AfterError, scene: Scene) -> None:
+    """Let the scene's class say what follows an error."""
+    fallbacks = Fallbacks(errors=errors)
+    scene.drafting.plan = replace(scene.drafting.plan, fallbacks=fallbacks, lookup=True)
+    scene.drafting.index = NgramIndex()
+    for token_id in (7, 8, 9, 7, 8):
+        scene.sequence.commit([CommittedToken(token_id, Origin.ONLY)], None)
+
+
+@pytest.mark.parametrize(
+    ("errors", "drafts", "reasons"),
+    [
+        (AfterError.RETRY, (9, 7), {"drafter_lost": 1}),
+        (AfterError.LOOKUP, (9, 7), {"drafter_lost": 1}),
+        (AfterError.TARGET_ONLY, (), {"drafter_lost": 1, "after_error": 1}),
+    ],
+)
+async def test_after_the_loss_of_a_drafter(errors, drafts, reasons):
+    scene = Scene()
+    plan_after(errors, scene)
+    scene.drafting.lease = scene.lease
+    scene.lease.is_alive, scene.lease.lost_reason = False, "drafter_lost"
+    assert await scene.draft() == drafts
+    assert scene.stats.fallbacks == reasons
+    scene.lease.is_alive, scene.drafting.clock = True, lambda: 1e9  # one could be had again
+    scene.drafting.index = None
+    await scene.draft()
+    assert (scene.drafting.lease is scene.lease) is (errors is AfterError.RETRY)
+
+
+@pytest.mark.parametrize("errors", list(AfterError))
+async def test_after_a_draft_that_is_invalid(errors):
+    scene = Scene()
+    plan_after(errors, scene)
+    scene.drafting.lease = scene.lease
+    invalid = replace(verdict(1), invalid_draft="token_ids[0]: 600 is not below 512")
+    scene.drafting.learn(Draft((600,), "model"), invalid)
+    kept = errors is AfterError.RETRY
+    assert (scene.drafting.lease is scene.lease) is kept
+    assert scene.drafting.has_given_up is not kept
+    assert (scene.drafting.index is None) is (errors is AfterError.TARGET_ONLY)
+
+
+async def test_a_full_drafter_is_no_error():
+    scene = Scene()
+    plan_after(AfterError.TARGET_ONLY, scene)
+    scene.drafting.lease = scene.lease
+    scene.lease.is_alive, scene.lease.lost_reason = False, "drafter_full"
+    assert await scene.draft() == (9, 7)
+    assert not scene.drafting.has_given_up
+
+
+@pytest.mark.parametrize(
+    ("low_agreement", "drafts"),
+    [(AfterLowAgreement.TARGET_ONLY, ()), (AfterLowAgreement.LOOKUP, (9, 7))],
+)
+async def test_where_the_class_disagrees_with_the_drafter(low_agreement, drafts):
+    scene = Scene()
+    plan_after(AfterError.RETRY, scene)
+    fallbacks = Fallbacks(low_agreement=low_agreement)
+    scene.drafting.plan = replace(scene.drafting.plan, fallbacks=fallbacks)
+    agreement = Agreement(MinAgreement(rate=0.5))
+    agreement.switch.is_off = True
+    scene.drafting.length.agreement = agreement
+    assert await scene.draft() == drafts
+    assert scene.lease.num_asked == 0
+    assert scene.stats.length_reasons == {"low_agreement": 1}
+    assert scene.stats.fallbacks == ({} if drafts else {"low_agreement": 1})

@@ -257,7 +257,7 @@ def test_an_explanation_names_every_condition():
         "class wanted: no: sampling is sampled; priority is 3, must be at most 2",
         "class rest: yes: takes every request",
     ]
-    assert "reason: policy_target_only" in told.lines
+    assert "speculation: off (policy_target_only)" in told.lines
     assert told.decision == decision(made, SpeculationOptions(num_draft_tokens=4))
 
 

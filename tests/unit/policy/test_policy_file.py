@@ -1,11 +1,13 @@
 """A policy file says what it means, or is refused with the line, the place and the limit."""
 
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from outrider.errors import PolicyError
-from outrider.policy import Policy, Speculation, parse_policy, policy_of_flags, read_policy
+from outrider.policy import Policy, Speculation, parse_policy, policy_of_flags, read_policy, schema
 
 GOOD = """
 version: 2026-12-01
@@ -187,3 +189,19 @@ def test_the_policy_of_flags_is_one_too():
     policy = policy_of_flags(sources=("model",), num_draft_tokens=4)
     again = parse_policy(policy.excerpts[0])
     assert again == Policy(version="flags", classes=policy.classes)
+
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def test_the_example_is_a_policy():
+    policy = read_policy(DOCS / "policy.yaml")
+    assert [each.name for each in policy.classes] == ["interactive", "trial", "batch", "rest"]
+
+
+def test_the_page_names_every_key():
+    page = (DOCS / "policy.md").read_text()
+    parts = [each for each in vars(schema).values() if isinstance(each, type)]
+    keys = {name for each in parts if issubclass(each, schema.Part) for name in each.model_fields}
+    assert not {key for key in keys if not re.search(rf"\b{key}\b", page)}
+    assert not {name for name in get_args(schema.Feature) if f"`{name}`" not in page}
