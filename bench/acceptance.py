@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.questions import load_questions
 from bench.report import print_table, write_report
 from outrider import coupling, distribution, wire
 from outrider.checkpoints import cut_layers, prepare
@@ -23,6 +22,7 @@ from outrider.cli.stack import StackOptions, run_stack
 from outrider.client import Client, generate_request
 from outrider.distribution import RowSampling
 from outrider.proposal import NUM_LISTED
+from outrider.questions import load_questions
 from outrider.sampling import AcceptanceRule, SamplingParams
 
 TEMPERATURE = 0.8

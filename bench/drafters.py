@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.questions import Question, load_questions
 from bench.report import print_table, write_report
 from outrider import sources
 from outrider.checkpoints import prepare
 from outrider.cli.pairing import wait_paired
 from outrider.cli.stack import StackOptions, run_stack
 from outrider.client import Client, generate_request
+from outrider.questions import Question, load_questions
 from outrider.sampling import SamplingParams
 from outrider.v1 import generation_pb2 as pb
 

@@ -12,12 +12,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from bench.intervals import cycle_intervals
-from bench.questions import Question, load_questions
 from bench.report import print_table, write_report
 from outrider.checkpoints import Prepared, prepare
 from outrider.cli.pairing import wait_paired
 from outrider.cli.stack import StackOptions, run_stack
 from outrider.client import Client, generate_request
+from outrider.questions import Question, load_questions
 from outrider.sampling import SamplingParams
 from outrider.v1 import generation_pb2 as pb
 

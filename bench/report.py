@@ -1,6 +1,7 @@
 """Where a measurement goes: a table for people, a JSON file with a ``summary`` for programs."""
 
 import json
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -41,3 +42,16 @@ def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]
     for row in rows:
         table.add_row(*row)
     Console(highlight=False).print(table)
+
+
+def num_cores() -> int:
+    """Return the number of CPUs that this process and those it starts may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def processor() -> str:
+    """Return the processor's name."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown processor"

@@ -7,7 +7,6 @@ still measured something. vLLM takes part where ``make bench-peers`` has install
 
 import argparse
 import asyncio
-import os
 import shlex
 import signal
 import sys
@@ -35,9 +34,9 @@ from bench.peers.page import Setting, of_streams, stream_counts, write_page
 from bench.peers.plain_draft import write_plain_draft
 from bench.peers.process import Peer, PeerError
 from bench.peers.turn import Played, Turn
-from bench.questions import load_questions
-from bench.report import print_table, write_report
+from bench.report import num_cores, print_table, processor, write_report
 from outrider.checkpoints import prepare
+from outrider.questions import load_questions
 
 DOCS = Path("docs")
 PLAIN_DRAFT = Path("build/models/smollm2-135m-instruct-plain-draft")
@@ -196,19 +195,6 @@ def short_row(one: Contestant, found: Figures) -> tuple[str, ...]:
         f"{found.mean_acceptance_length:.2f}",
         f"{found.num_equal}/{found.num_answers}",
     )
-
-
-def num_cores() -> int:
-    """Return the number of CPUs that this process and those it starts may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def processor() -> str:
-    """Return the processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown processor"
 
 
 def tokenised(folder: Path, texts: Sequence[str]) -> list[list[int]]:

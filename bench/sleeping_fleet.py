@@ -5,7 +5,7 @@ VOCAB_SIZE``), but servicers answer without checking anything, so that a process
 a role takes less of the machine than the orchestrator that it is there to measure. Verifiers batch
 as an engine does: a pass serves all sequences that wait when it begins. Drafters sleep side by
 side, and every ``WRONG_EVERY``-th token of theirs is wrong, so that drafts of up to four tokens are
-worth most.
+worth most; behind a prompt that begins with ``USELESS_ID`` every token is.
 """
 
 import asyncio
@@ -50,6 +50,7 @@ from outrider.worker import Capabilities, WorkerServicer
 MAX_DRAFT_TOKENS = 64
 MAX_SEQUENCES = 4096
 WRONG_EVERY = 5
+USELESS_ID = 99
 
 
 class FleetSettings(ServiceSettings):
@@ -186,16 +187,21 @@ class FleetDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         """Answer every advance, one after the other."""
         async with asyncio.TaskGroup() as group:
             answer: asyncio.Task[None] | None = None
+            wrong_every = WRONG_EVERY
             async for request in request_iterator:
                 if request.WhichOneof("kind") == "open":
                     opened = drafter_pb2.DraftOpened(source="model", incarnation=self.incarnation)
                     await context.write(drafter_pb2.DraftResponse(opened=opened))
                     continue
-                answer = group.create_task(self._answer(request.advance, context, answer))
+                advance = request.advance
+                if advance.start == 0 and advance.token_ids[:1] == [USELESS_ID]:
+                    wrong_every = 1
+                answer = group.create_task(self._answer(advance, wrong_every, context, answer))
 
     async def _answer(
         self,
         advance: drafter_pb2.Advance,
+        wrong_every: int,
         context: grpc.aio.ServicerContext,
         previous: "asyncio.Task[None] | None",
     ) -> None:
@@ -218,7 +224,7 @@ class FleetDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         )
         await self.sleep(num_tokens)
         for position in range(start, start + num_tokens):
-            token_id = (position + (position % WRONG_EVERY == 0)) % VOCAB_SIZE
+            token_id = (position + (position % wrong_every == 0)) % VOCAB_SIZE
             block.draft.token_ids.append(token_id)
             block.draft.distributions.append(_distribution(token_id))
         block.draft.source = "model"

@@ -10,11 +10,11 @@ import statistics
 import sys
 import time
 
-from bench.questions import load_questions
 from bench.report import print_table, write_report
 from outrider.checkpoints import prepare
 from outrider.cli.stack import StackOptions, run_stack
 from outrider.client import Client, generate_request
+from outrider.questions import load_questions
 from outrider.sampling import SamplingParams
 
 NUM_STREAMS = 8

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from orchestrator.admission import Admission
 from orchestrator.discovery import is_name
 from orchestrator.metrics import OrchestratorMetrics, PolicyState, PresentState, ReceiptState
+from orchestrator.monitor import Monitor, MonitorMetrics
 from orchestrator.policy_in_force import PolicyInForce
 from orchestrator.receipt_log import ReceiptLog
 from orchestrator.receipt_store import ReceiptStore
@@ -130,6 +131,13 @@ async def _open_measured(
     )
     admission = Admission(settings.max_running, settings.max_waiting)
     receipts = ReceiptStore(settings.max_receipts, settings.max_receipt_age_s)
+    monitor = Monitor(
+        pool,
+        admission,
+        MonitorMetrics(registry),
+        share=settings.replay_share,
+        alarm_evidence=settings.alarm_evidence,
+    )
     supervision = asyncio.create_task(Supervisor(pool, places(settings)).run())
 
     async def until_ready() -> None:
@@ -138,13 +146,20 @@ async def _open_measured(
                 supervision.result()
             await asyncio.sleep(POLL_S)
 
+    replaying = asyncio.create_task(monitor.run())
     try:
         with _open_receipt_log(settings) as receipt_log, _hangups(policies, receipt_log):
             registry.register(PresentState(pool, admission))
             registry.register(PolicyState(policies))
             registry.register(ReceiptState(receipts, receipt_log))
             servicer = GenerationServicer(
-                pool, admission, policies, OrchestratorMetrics(registry), receipts, receipt_log
+                pool,
+                admission,
+                policies,
+                OrchestratorMetrics(registry),
+                receipts,
+                monitor,
+                receipt_log,
             )
 
             def register(server: grpc.aio.Server) -> None:
@@ -152,9 +167,10 @@ async def _open_measured(
 
             yield Waiting(register, EARLY, lambda: obstacle(pool, settings), until_ready)
     finally:
-        supervision.cancel()
-        with suppress(asyncio.CancelledError):
-            await supervision
+        for task in (replaying, supervision):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
         for worker in pool.workers:
             await worker.channel.close()
 

@@ -14,14 +14,13 @@ from orchestrator.workers import Target, WorkerPool
 from outrider.identity.probe import PROBE_LINES
 from outrider.policy import ON
 from outrider.sampling import SamplingParams
+from outrider.ties import TIE
 
 NUM_PROMPT_TOKENS = 48
 NUM_OUTPUT_TOKENS = 24
 NUM_DRAFT_TOKENS = 4
 TIMEOUT_S = 60.0
 DRAFT_WAIT_S = 1.0
-# Where a verifier's rows depend on the pass, a lead this small (of logits) may change sides.
-TIE = 0.1
 
 log = structlog.get_logger()
 

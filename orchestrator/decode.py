@@ -17,13 +17,17 @@ from outrider.draft import Draft
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """One turn of the loop: what was proposed, what was decided, what is delivered."""
+    """One turn of the loop: what was proposed, what was decided, what is delivered.
+
+    ``wait_ms`` is what it waited for the draft.
+    """
 
     number: int
     base_position: int
     draft: Draft
     verdict: Verdict
     delivery: Delivery
+    wait_ms: float
 
 
 class Drafts(Protocol):
@@ -106,14 +110,16 @@ async def decode(
     Raises: Unavailable if the verifier is lost and no equal one is there.
     """
     while not sequence.is_finished:
+        waited_ms = stats.draft_ms
         draft = await drafting.draft_for(sequence)
+        waited_ms = stats.draft_ms - waited_ms
         wanted = drafting.num_continuations, drafting.feature_layers
         await verification.send(sequence, draft, *wanted)
         await drafting.prepare_next(sequence, draft)
         verdict = await verification.verdict(sequence, draft)
         drafting.learn(draft, verdict)
         delivery = transcript.take(committed_tokens(draft.token_ids, verdict))
-        done = Cycle(sequence.cycle, len(sequence), draft, verdict, delivery)
+        done = Cycle(sequence.cycle, len(sequence), draft, verdict, delivery, waited_ms)
         sequence.commit(delivery.tokens, delivery.end)
         stats.observe(draft, verdict, delivery.tokens)
         yield done

@@ -280,7 +280,7 @@ class GrpcDraftLease:
         else:
             self.ledger.expect(stated)
         path = tuple(block.path_token_ids)
-        draft = Draft.from_proto(block.draft)
+        draft = Draft.from_proto(block.draft, compute_ms=block.compute_ms)
         if draft:
             self.cost.compute.observe(len(draft), block.compute_ms)
         for_cycle = block.for_cycle if self.binds_cycles else None

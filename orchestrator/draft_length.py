@@ -13,11 +13,11 @@ from orchestrator.acceptance_estimate import SequenceAcceptance
 from orchestrator.agreement import Agreement
 from orchestrator.estimates import Lane
 from orchestrator.expected_rate import expected_rates, rates_by_margin
-from orchestrator.off_switch import MIN_GAIN
 from orchestrator.policy import AutoLength, SpeculationPlan
 from orchestrator.pressure import Pressure
 from orchestrator.verdict import Verdict
 from outrider.draft import Draft
+from outrider.gain import MIN_GAIN, best_length
 
 START = 4  # before anything is known, and where drafts are tried again
 NUM_WARM_UP = 8  # cycles of a source, of all requests, before its estimates are used
@@ -151,7 +151,7 @@ class DraftLength:
             if not (self.agreement.switch.is_off and self.num_tries_left):
                 self.agreement.judge()
         if source.switch.is_off and not self.num_tries_left:
-            source.switch.note(_gain(self._rates(min(START, self.limit))))
+            source.switch.note(best_length(self._rates(min(START, self.limit)))[1])
 
     def trim(self, draft: Draft) -> Draft:
         """Cut a chain where its margins say that the rest is not worth its rows.
@@ -256,7 +256,7 @@ class DraftLength:
         others = min(most_of_others, known)
         rates = self._rates(max(reach, others))
         # Whether others draft must not hang on the lengths that this request allows.
-        source.switch.note(_gain(rates[: others + 1]))
+        source.switch.note(best_length(rates[: others + 1])[1])
         best = max(range(lengths[0], reach + 1), key=rates.__getitem__)
         gain = rates[best] / rates[0]
         if source.switch.is_off:
@@ -293,11 +293,6 @@ class DraftLength:
             return None
         tried = 0 if drawn < share / 2 else longer
         return Choice(choice.cycle, tried, Reason.EXPLORED, choice.gain)
-
-
-def _gain(rates: list[float]) -> float:
-    """Return the gain of the most promising length but 0 over 0."""
-    return max(rates[1:]) / rates[0]
 
 
 def _nearest(length: int, lengths: range) -> int:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 from orchestrator.acceptance_estimate import SourceAcceptance
 from orchestrator.margin_model import MarginModel
-from orchestrator.monotone_table import MonotoneTable
 from orchestrator.off_switch import OffSwitch
 from orchestrator.verdict import Verdict
 from outrider.draft import Draft
+from outrider.gain import cycles_ms, rows_of_passes
+from outrider.monotone_table import MonotoneTable
 
 RATE = 0.05
 FRESH_COUNT = 8
@@ -97,12 +98,11 @@ class VerifyCost:
     def rows(self, longest: int) -> list[int]:
         """Return the rows of a pass in which every sequence has a draft of 0 to ``longest`` tokens.
 
-        Each sequence pays for the rows of all, so what it would choose for itself alone it must
-        count as chosen by all; rows of prompts stay as they are.
+        Rows of prompts are those of others that no sequences like this one make up.
         """
         sharing = self.num_sharing
         prompts = max(self.other_rows.value - (sharing - 1) * self.own_rows.value, 0.0)
-        return [round(prompts + sharing * length) for length in range(1, longest + 2)]
+        return rows_of_passes(sharing, prompts, longest)
 
     def rows_within(self, share: float) -> int:
         """Return how many rows more lengthen a pass without drafts by no more than a share of it.
@@ -155,14 +155,7 @@ class DraftCost:
         )
 
     def _cycles_ms(self, longest: int, verify: VerifyCost) -> list[float]:
-        arrival = self.arrival.value
-        without_ms, *with_ms = verify.times_ms(longest)
-        waits_ms = self.waits_ms(longest)[1:]
-        cycles_ms = [
-            wait_ms + arrival * verify_ms + (1 - arrival) * without_ms
-            for wait_ms, verify_ms in zip(waits_ms, with_ms, strict=True)
-        ]
-        return [without_ms, *cycles_ms]
+        return cycles_ms(self.waits_ms(longest), verify.times_ms(longest), self.arrival.value)
 
     def waits_ms(self, longest: int) -> list[float]:
         """Return the waits for drafts of 0 to ``longest`` tokens.

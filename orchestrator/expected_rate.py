@@ -6,6 +6,7 @@ from operator import mul
 
 from orchestrator.acceptance_estimate import SequenceAcceptance
 from orchestrator.estimates import Lane
+from outrider.gain import accepted_of_chain, rates
 
 
 def expected_rates(lane: Lane, own: SequenceAcceptance, longest: int) -> list[float]:
@@ -13,13 +14,8 @@ def expected_rates(lane: Lane, own: SequenceAcceptance, longest: int) -> list[fl
 
     ``own`` is what the sequence has seen itself.
     """
-    arrival = lane.draft.arrival.value
     cycles_ms = lane.draft.cycles_ms(longest, lane.verify)
-    accepted = [0.0, *_expected_accepted(lane, own, longest)]
-    return [
-        (1 + arrival * tokens) / cycle_ms
-        for tokens, cycle_ms in zip(accepted, cycles_ms, strict=True)
-    ]
+    return rates(_expected_accepted(lane, own, longest), cycles_ms, lane.draft.arrival.value)
 
 
 def rates_by_margin(lane: Lane, own: SequenceAcceptance, margins: Sequence[float]) -> list[float]:
@@ -37,8 +33,7 @@ def rates_by_margin(lane: Lane, own: SequenceAcceptance, margins: Sequence[float
 
 
 def _expected_accepted(lane: Lane, own: SequenceAcceptance, longest: int) -> list[float]:
-    """Return the accepted tokens to expect of drafts of 1 to ``longest`` tokens."""
+    """Return the accepted tokens to expect of drafts of 0 to ``longest`` tokens."""
     if lane.source.proposes_trees:
-        return lane.source.accepted.values(range(1, longest + 1))
-    survivals = accumulate(own.conditionals(longest, lane.source.acceptance), mul)
-    return list(accumulate(survivals))
+        return [0.0, *lane.source.accepted.values(range(1, longest + 1))]
+    return accepted_of_chain(own.conditionals(longest, lane.source.acceptance))

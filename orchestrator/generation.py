@@ -66,6 +66,8 @@ class Generation:
     logprobs: list[Any] = field(default_factory=list)
     """Of every output token, where the request asked, as the verifiers told them."""
     prompt_logprobs: Seq[Any] = ()
+    rank_uniforms: list[float] = field(default_factory=list)
+    """Of every output token, where the request is watched."""
     pinned_drafter: Worker | None = None
     """The only drafter to be used; None leaves the choice to the pool."""
     preferred_verifier: Worker | None = None
@@ -120,6 +122,8 @@ class Generation:
                         async for cycle in steps:
                             self.verifier = verification.worker
                             self._keep_logprobs(cycle)
+                            told = cycle.verdict.rank_uniforms
+                            self.rank_uniforms += told[: len(cycle.delivery.tokens)]
                             self.stats.ttft_ms = self.stats.ttft_ms or self.elapsed_ms
                             yield cycle
                 finally:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-MIN_GAIN = 1.03  # predicted rate over target-only below which drafts do not pay
+from outrider.gain import MIN_GAIN
+
 NUM_BEFORE_OFF = 32  # cycles in a row, of all requests
 EAGER_PROBES = 8  # what turned bad may be good again soon
 BETWEEN_EAGER = 40  # cycles of all requests between two of the first probes

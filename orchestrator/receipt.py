@@ -37,6 +37,8 @@ class Stats:
     num_feature_bytes: int = 0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
+    prefill_ms: float = 0.0
+    """Of ``verify_ms``, in the first cycle."""
     network_ms: float = 0.0
     queue_ms: float = 0.0
     ttft_ms: float = 0.0
@@ -75,14 +77,14 @@ class Stats:
         if verdict.scored_nodes is not None:
             draft = NO_DRAFT
             verdict = replace(verdict, invalid_draft="", no_room_for_draft=False)
+        served_ms = verdict.queue_ms + verdict.compute_ms
         if self.num_cycles == 0:
-            self.cached_tokens = verdict.cached_tokens
+            self.cached_tokens, self.prefill_ms = verdict.cached_tokens, served_ms
         self.num_cycles += 1
         self.num_target_passes += verdict.num_passes
         self.num_output_tokens += len(delivered)
         if verdict.features.chunks:
             self.num_feature_bytes += verdict.features.num_bytes
-        served_ms = verdict.queue_ms + verdict.compute_ms
         self.verify_ms += served_ms
         self.network_ms += max(verdict.round_trip_ms - served_ms, 0.0)
         self.min_margin = min(self.min_margin, verdict.margin)

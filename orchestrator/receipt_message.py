@@ -47,6 +47,7 @@ def receipt_of(generation: Generation) -> generation_pb2.Receipt:
         queue_ms=stats.queue_ms,
         draft_ms=stats.draft_ms,
         verify_ms=stats.verify_ms,
+        prefill_ms=stats.prefill_ms,
         network_ms=stats.network_ms,
         ttft_ms=stats.ttft_ms,
         total_ms=generation.elapsed_ms,

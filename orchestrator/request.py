@@ -25,10 +25,6 @@ from outrider.sampling import Mode, SamplingParams, choice_seed
 
 MAX_SALT_CHARACTERS = 256
 NO_METADATA: Mapping[str, str | bytes] = MappingProxyType({})
-# Parameters that are read but not built yet, with the value that changes nothing.
-NOT_SERVED: dict[str, object] = {
-    "constraint": None,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +69,8 @@ class Request:
     """What the policy saw of it."""
     options: SpeculationOptions = SpeculationOptions()
     """What the client asked of speculation."""
+    is_watched: bool = False
+    """The monitor looks at what comes of it."""
 
     @property
     def sequence_id(self) -> str:
@@ -206,9 +204,9 @@ def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
 
 def _resolve(sampling: SamplingParams, target: Target, num_prompt_tokens: int) -> SamplingParams:
     identity = target.identity
-    for name, neutral in NOT_SERVED.items():
-        if getattr(sampling, name) != neutral:
-            raise InvalidField(f"sampling_params.{name}", "is not supported")
+    if sampling.constraint is not None:
+        kind = sampling.constraint.kind.value
+        raise InvalidField(f"sampling_params.{kind}", "is not supported")
     _check_sampled_ids(sampling, identity.vocab_size)
     room = identity.max_context_length - num_prompt_tokens
     wanted = room if sampling.max_tokens is None else sampling.max_tokens

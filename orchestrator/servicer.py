@@ -13,6 +13,7 @@ from orchestrator.choices import Choices
 from orchestrator.decode import Cycle
 from orchestrator.generation import Generation
 from orchestrator.metrics import OrchestratorMetrics
+from orchestrator.monitor import Monitor
 from orchestrator.policy_in_force import PolicyInForce
 from orchestrator.receipt_log import ReceiptLog
 from orchestrator.receipt_message import receipt_of, refusal_of
@@ -58,6 +59,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     policies: PolicyInForce
     metrics: OrchestratorMetrics
     receipts: ReceiptStore
+    monitor: Monitor
     receipt_log: ReceiptLog | None = None
     started_at_s: float = field(default_factory=time.time)
 
@@ -80,7 +82,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     complete = _complete(generation, receipts[index])
                     told = generation_pb2.GenerateResponse(complete=complete)
                 else:
-                    told = generation_pb2.GenerateResponse(chunk=_chunk(cycle, index))
+                    chunk = _chunk(cycle, index)
+                    if request.speculation.report_costs:
+                        chunk.cost.CopyFrom(_cost(cycle))
+                    told = generation_pb2.GenerateResponse(chunk=chunk)
                 await context.write(told)
 
     async def GetModelInfo(
@@ -150,6 +155,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     def _observe(self, generation: Generation) -> generation_pb2.Receipt:
         """Count a request that has ended, and keep its receipt."""
         self.metrics.observe(generation)
+        self.monitor.consider(generation)
         receipt = receipt_of(generation)
         self._keep(receipt)
         return receipt
@@ -165,7 +171,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """Admit a request; a refusal gets a receipt as well."""
         arrived_at_s = time.time()
         try:
-            return self._admit(message, context)
+            return self.monitor.watch(self._admit(message, context))
         except OutriderError as error:
             self._keep(refusal_of(message, current_request_id(), error, arrived_at_s))
             raise
@@ -232,6 +238,25 @@ def _trace(cycle: Cycle) -> generation_pb2.CycleTrace:
         draft=cycle.draft.to_proto(),
         step=cycle.verdict.trace,
         invalid_draft=cycle.verdict.invalid_draft,
+    )
+
+
+def _cost(cycle: Cycle) -> generation_pb2.CycleCost:
+    draft, verdict = cycle.draft, cycle.verdict
+    return generation_pb2.CycleCost(
+        cycle=cycle.number,
+        num_draft_tokens=len(draft),
+        num_accepted_draft_tokens=verdict.num_accepted,
+        is_tree=bool(draft.parents),
+        source=draft.source,
+        draft_wait_ms=cycle.wait_ms,
+        draft_compute_ms=draft.compute_ms,
+        queue_ms=verdict.queue_ms,
+        compute_ms=verdict.compute_ms,
+        round_trip_ms=verdict.round_trip_ms,
+        num_passes=verdict.num_passes,
+        num_rows=verdict.num_rows,
+        rows_in_pass=verdict.rows_in_pass,
     )
 
 

@@ -134,6 +134,20 @@ class OrchestratorSettings(ServiceSettings):
         default=True,
         description="Use a drafter only once it was seen to leave a greedy output as it is.",
     )
+    replay_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Share of the requests with drafts that the monitor watches: their tokens are "
+        "tested against the target's law, and their outputs made again without drafts.",
+    )
+    alarm_evidence: float = Field(
+        default=9.0,
+        ge=3,
+        le=100,
+        description="Evidence against the target's law that raises the alarm; under the right law "
+        "10 to the power of it tokens pass, on average, before it does.",
+    )
     allow_template_difference: CommaSeparated = Field(
         default=(),
         description="Drafter addresses whose chat template may differ from the target's.",

@@ -61,6 +61,9 @@ class Verdict:
     prompt_logprobs: Sequence[Any] = ()
     """Of the prompt, in the first verdict, where the request asked."""
 
+    rank_uniforms: Sequence[float] = ()
+    """One for each committed token, where the request is watched (``outrider.uniformity``)."""
+
     no_room_for_draft: bool = False
     """The draft was treated as none through no fault of the drafter's."""
 

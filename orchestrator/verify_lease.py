@@ -80,6 +80,7 @@ class VerifyLease:
     """Drafts are judged and never used."""
     max_feature_layer: int | None = None
     """The largest layer that the verifier gives hidden states of; None: it gives none."""
+    is_watched: bool = False
     ledger: KVLedger = field(default_factory=KVLedger)
     opening_sent: bool = False
     sent_at: float = 0.0
@@ -123,6 +124,7 @@ class VerifyLease:
             request.plan.num_traced_ids,
             request.plan.is_shadowed,
             worker.max_feature_layer,
+            request.is_watched,
         )
 
     async def send(
@@ -145,6 +147,7 @@ class VerifyLease:
             prefix_digest=sequence.digest.digest(start),
             top_ids=self.num_traced_ids,
             num_continuations=num_continuations,
+            rank_uniforms=self.is_watched,
         )
         if not feature_layers or objection_to_layers(feature_layers, self.max_feature_layer):
             feature_layers = ()
@@ -267,6 +270,7 @@ class VerifyLease:
             logprobs=tuple(verdict.logprobs),
             prompt_logprobs=tuple(verdict.prompt_logprobs),
             scored_nodes=scored,
+            rank_uniforms=tuple(verdict.rank_uniforms),
         )
 
     async def _lost(self, error: BaseException | None) -> VerifierLost:

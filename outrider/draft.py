@@ -17,7 +17,7 @@ class Draft:
     ``distributions`` holds per token the packed (ids, counts) of ``TokenDistribution``, or is empty
     for point masses; the orchestrator passes them on as opaque bytes. ``logit_margins`` is per
     token or empty. ``parents`` is empty for a chain. ``probes`` tells which nodes are verified and
-    never accepted, or is empty.
+    never accepted, or is empty. ``compute_ms`` is what a drafter says that the draft took.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -26,6 +26,7 @@ class Draft:
     logit_margins: tuple[float, ...] = ()
     parents: tuple[int, ...] = ()
     probes: tuple[bool, ...] = ()
+    compute_ms: float = field(default=0.0, compare=False)
     _message: pb.Draft | None = field(default=None, init=False, compare=False, repr=False)
     """What the draft was read from: who only passes it on need not write it again."""
 
@@ -48,6 +49,7 @@ class Draft:
             logit_margins=self.logit_margins[:num_tokens],
             parents=self.parents[:num_tokens],
             probes=self.probes[:num_tokens],
+            compute_ms=self.compute_ms,
         )
 
     def has_path(self, nodes: Sequence[int]) -> bool:
@@ -92,6 +94,7 @@ class Draft:
             logit_margins=tuple(self.logit_margins[node] for node in nodes)
             if self.logit_margins
             else (),
+            compute_ms=self.compute_ms,
         )
 
     def to_proto(self) -> pb.Draft:
@@ -106,7 +109,7 @@ class Draft:
         )
 
     @classmethod
-    def from_proto(cls, message: pb.Draft) -> "Draft":
+    def from_proto(cls, message: pb.Draft, *, compute_ms: float = 0.0) -> "Draft":
         """Read a message that ``outrider.wire.validate_draft`` found valid, or that is only passed
         on."""
         draft = cls(
@@ -116,6 +119,7 @@ class Draft:
             logit_margins=tuple(message.logit_margins),
             parents=tuple(message.parents),
             probes=tuple(message.probe),
+            compute_ms=compute_ms,
         )
         object.__setattr__(draft, "_message", message)
         return draft

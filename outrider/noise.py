@@ -30,6 +30,7 @@ class Stream(enum.IntEnum):
     ACCEPTANCE = 2
     RECOVERY = 3
     TAIL = 4
+    RANK = 5
 
 
 def philox(

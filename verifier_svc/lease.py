@@ -47,6 +47,7 @@ class VerifierLease:
         num_continuations: int,
         feature_layers: tuple[int, ...],
         score_only: bool = False,
+        wants_rank_uniforms: bool = False,
     ) -> Verification:
         """Run one step: truncate to ``start``, extend by ``token_ids``, check the draft.
 
@@ -79,6 +80,7 @@ class VerifierLease:
             num_continuations=num_continuations,
             feature_layers=feature_layers,
             score_only=score_only,
+            wants_rank_uniforms=wants_rank_uniforms,
             priority=self.priority,
             prompt_score=score,
         )

@@ -108,6 +108,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 num_continuations=min(step.num_continuations, self.identity.vocab_size),
                 feature_layers=tuple(step.features.layers),
                 score_only=step.score_only,
+                wants_rank_uniforms=step.rank_uniforms,
             )
         except CacheTooShort as error:
             return (_context_needed(step.cycle, error.length),)
@@ -187,6 +188,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             num_passes=finished.passes + (score.num_passes if score else 0),
             min_decision_margin=decision.min_margin,
             load=self.load(),
+            rank_uniforms=job.rank_uniforms,
             trace=None if job.trace is None else job.trace.to_proto(),
             continuations=None if job.continuations is None else job.continuations.to_proto(),
             logprobs=[each.to_proto() for each in job.logprobs],

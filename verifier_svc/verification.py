@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from outrider import distribution, noise, wire
 from outrider.acceptance import ChainRequest, Decision, verify_batch
 from outrider.continuations import Continuations
 from outrider.distribution import RowSampling
@@ -14,9 +15,11 @@ from outrider.explanation import StepTrace, explain
 from outrider.features import Features
 from outrider.logprobs import TokenLogprobs, token_logprobs
 from outrider.proposed import Proposed
+from outrider.rules import Floats
 from outrider.sampling import AcceptanceRule, Mode, SamplingParams
 from outrider.sampling_state import SamplingState
 from outrider.tree import TreeLayout
+from outrider.uniformity import rank_uniforms
 from verifier_svc.scoring import PromptScore
 
 
@@ -48,6 +51,7 @@ class Verification:
     num_continuations: int = 0
     feature_layers: tuple[int, ...] = ()
     score_only: bool = False
+    wants_rank_uniforms: bool = False
     """The draft is judged, and what is committed is what the step gives without it."""
     priority: int = 0
     prompt_score: PromptScore | None = None
@@ -64,6 +68,8 @@ class Verification:
     """Of the positions that were computed and committed."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of what is committed, where the sequence asks for them."""
+    rank_uniforms: tuple[float, ...] = ()
+    """Of what is committed, where they are wanted."""
     finished: Finished | None = None
     dropped: str = ""
     """Why the step's draft was left out."""
@@ -195,6 +201,8 @@ class VerificationHead:
             if job.feature_layers:
                 job.features = committed_features(entry, job.base, decision.accepted_nodes)
             job.logprobs = self._logprobs(job, entry.logits, decision)
+            if job.wants_rank_uniforms and job.law.mode is not Mode.GREEDY:
+                job.rank_uniforms = self._rank_uniforms(job, entry.logits, decision)
             job.settle(decision)
             job.decision, job.finished, job.done = decision, entry, True
 
@@ -237,3 +245,38 @@ class VerificationHead:
         ids = [*(job.draft_token_ids[node] for node in nodes), decision.next_token_id]
         rows = logits[[0, *(node + 1 for node in nodes)]]
         return token_logprobs(rows, ids, num_top=num_top, vocab_size=self.vocab_size)
+
+    def _rank_uniforms(
+        self, job: Verification, logits: torch.Tensor, decision: Decision
+    ) -> tuple[float, ...]:
+        """Return those of the accepted tokens and of the one that follows.
+
+        The distributions are worked out anew from the logits: whatever made the decision may be
+        what is wrong.
+        """
+        nodes = decision.accepted_nodes
+        at = [0, *(node + 1 for node in nodes)]
+        ids = [*(job.draft_token_ids[node] for node in nodes), decision.next_token_id]
+        log_probs = distribution.log_probs(
+            logits[at], [job.rows[row] for row in at], vocab_size=self.vocab_size
+        )
+        size, key = len(ids), job.law.key
+        positions = range(job.base, job.base + size)
+        randoms = noise.uniforms([key] * size, [0] * size, positions, [0] * size, noise.Stream.RANK)
+        probs = log_probs.double().exp().cpu().numpy()
+        draft_probs = self._draft_probs(job, at) if job.law.mode is Mode.RATIO else None
+        numbers = rank_uniforms(probs, np.array(ids, dtype=np.int64), randoms, draft_probs)
+        return tuple(numbers.tolist())
+
+    def _draft_probs(self, job: Verification, rows: Sequence[int]) -> Floats:
+        """Return what the draft token of each row was drawn from, 0 where there was none.
+
+        Only in RATIO: what a point mass says may depend on the target's own noise in COUPLED.
+        Shapes: [rows, V].
+        """
+        found = np.zeros((len(rows), self.vocab_size))
+        if not job.proposed.parents:
+            for place, row in enumerate(rows[: len(job.proposed.listed)]):
+                listed_ids, counts = job.proposed.listed[row]
+                found[place, listed_ids] = counts / wire.TOTAL_COUNT
+        return found

@@ -11,12 +11,15 @@ import typer
 from rich.text import Text
 
 import outrider
+from outrider.cli.audit_command import audit
 from outrider.cli.demo import run_demo
 from outrider.cli.flags import DEFAULT_ADDRESS, Address, Device, by_flag
 from outrider.cli.generate_command import generate
+from outrider.cli.pair_check_command import pair_check
 from outrider.cli.policy_commands import policy_app
 from outrider.cli.receipt import run_receipt
 from outrider.cli.render import plain_console
+from outrider.cli.report_command import report
 from outrider.cli.stack import StackError
 from outrider.cli.status import run_status
 from outrider.cli.trace import FIXTURE, FixtureOptions, TraceOptions, run_fixture, run_trace
@@ -201,7 +204,10 @@ def receipt(
 
 
 app.add_typer(policy_app, name="policy")
+app.command()(audit)
 app.command()(generate)
+app.command()(pair_check)
+app.command()(report)
 app.command()(write)
 app.command()(train)
 

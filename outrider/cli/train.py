@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import shlex
-import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from outrider.cli.invocation import invocation
 from outrider.cli.render import plain_console
 from outrider.errors import InvalidField, OutriderError
 
@@ -103,7 +102,7 @@ def run_train(flags: TrainOptions) -> None:
         excluded=flags.exclude,
         max_length=flags.max_length,
         start_from=flags.start_from,
-        command=_command(),
+        command=invocation(),
         device=flags.device,
         features=flags.features,
     )
@@ -190,13 +189,6 @@ def default_taps(target: Path) -> tuple[int, ...]:
     except (OSError, ValueError, KeyError) as error:
         raise InvalidField("--target", f"{target} states no number of layers: {error}") from error
     return (num_layers * 3 // 10, num_layers * 7 // 10, num_layers)
-
-
-def _command() -> str:
-    """Return the command line, of paths the last part: where a machine keeps things tells nobody
-    anything."""
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return shlex.join(["outrider", *words])
 
 
 @dataclass(frozen=True, slots=True)

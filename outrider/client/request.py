@@ -29,6 +29,7 @@ def generate_request(
     max_draft_tokens: int | None = None,
     acceptance_rule: AcceptanceRule | None = None,
     trace_top_ids: int = 0,
+    report_costs: bool = False,
     cache_salt: str = "",
     priority: int = 0,
 ) -> pb.GenerateRequest:
@@ -51,6 +52,7 @@ def generate_request(
         max_draft_tokens=max_draft_tokens,
         acceptance_rule=None if acceptance_rule is None else acceptance_rule.to_proto(),
         trace_top_ids=trace_top_ids,
+        report_costs=report_costs,
     )
     if speculation != pb.SpeculationOptions():
         request.speculation.CopyFrom(speculation)

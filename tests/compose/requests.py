@@ -3,8 +3,8 @@
 import asyncio
 from dataclasses import dataclass
 
-from bench.questions import load_questions
 from outrider.client import Client, Output, generate_request
+from outrider.questions import load_questions
 from outrider.sampling import SamplingParams
 from outrider.v1 import generation_pb2 as pb
 from tests.cluster import cluster

@@ -33,6 +33,7 @@ class VerifyStream:
         top_ids: int = 0,
         features: common_pb2.FeatureSpec | None = None,
         score_only: bool = False,
+        rank_uniforms: bool = False,
     ) -> verifier_pb2.VerifyResponse:
         """State that the sequence is ``ids``, sending those from ``start`` on."""
         self.cycle = self.cycle + 1 if cycle is None else cycle
@@ -47,6 +48,7 @@ class VerifyStream:
             top_ids=top_ids,
             features=features,
             score_only=score_only,
+            rank_uniforms=rank_uniforms,
         )
         await self.call.write(verifier_pb2.VerifyRequest(step=step))
         return await self.call.read()

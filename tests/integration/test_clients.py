@@ -18,7 +18,7 @@ from verifier_svc.settings import VerifierSettings
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 SAMPLING = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)
-FREED_S = 2.0
+FREED_S = 10.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 import pytest_asyncio
 
-from bench.questions import load_questions
 from outrider.client import Output, generate_request
+from outrider.questions import load_questions
 from outrider.sampling import SamplingParams
 from tests.cluster import Cluster, cluster
 from tests.real.models import target, trained_draft, trained_heads

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from bench.questions import load_questions
 from outrider.client import generate_request
+from outrider.questions import load_questions
 from outrider.sampling import SamplingParams
 from tests.cluster import Cluster, cluster
 from tests.real.models import self_draft, target

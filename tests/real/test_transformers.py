@@ -11,9 +11,9 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from bench.questions import load_questions
 from outrider.checkpoints import prepare
 from outrider.client import generate_request
+from outrider.questions import load_questions
 from outrider.sampling import SamplingParams
 from tests.cluster import Cluster, cluster
 from tests.real.models import target, trained_draft

@@ -9,6 +9,7 @@ from starlette.applications import Starlette
 from openai_svc.observed import Observed
 from orchestrator.admission import Admission
 from orchestrator.metrics import OrchestratorMetrics, PolicyState, PresentState, ReceiptState
+from orchestrator.monitor import MonitorMetrics
 from orchestrator.policy_in_force import PolicyInForce
 from orchestrator.receipt_store import ReceiptStore
 from orchestrator.workers import WorkerPool
@@ -22,6 +23,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "measures.md"
 def test_the_page_lists_what_is_served():
     registry = CollectorRegistry()
     OrchestratorMetrics(registry)
+    MonitorMetrics(registry)
     registry.register(PresentState(WorkerPool([]), Admission(1, 1)))
     registry.register(PolicyState(PolicyInForce(policy_of_flags())))
     registry.register(ReceiptState(ReceiptStore(1, 1.0), None))

@@ -30,15 +30,20 @@ class Orchestrator(generation_pb2_grpc.GenerationServiceServicer):
     requests: list[pb.GenerateRequest] = field(default_factory=list)
     metadata: list[dict[str, str]] = field(default_factory=list)
     num_detokenized: int = 0
+    hung: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when that prompt has come."""
+    was_asked: asyncio.Event = field(default_factory=asyncio.Event)
     was_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.GenerateResponse]:
         self.requests.append(request)
+        self.was_asked.set()
         self.metadata.append(dict(context.invocation_metadata()))
         try:
             if request.text == self.hangs_at:
+                self.hung.set()
                 await asyncio.Event().wait()
             for step in self.script:
                 if isinstance(step, Exception):

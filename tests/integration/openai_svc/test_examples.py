@@ -18,7 +18,11 @@ from grpc_health.v1 import health_pb2
 from outrider.cli.stack import Stack, StackOptions, run_stack
 from outrider.v1 import generation_pb2 as pb
 
-pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(240),  # four processes start, two of which import torch
+]
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
@@ -36,7 +40,7 @@ async def stack(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIte
         drafter_flags=[()],
         openai_flags=(),
         log_folder=tmp_path_factory.mktemp("logs"),
-        ready_timeout_s=50,
+        ready_timeout_s=200,
     )
     async with run_stack(options) as running:
         yield running

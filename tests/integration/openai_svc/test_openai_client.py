@@ -29,7 +29,7 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
 PAIRS = [("system", "be brief"), ("user", "hello")]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-FREED_S = 2.0
+FREED_S = 10.0
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ async def test_a_second_signal_cuts_what_still_runs():
             with pytest.raises(httpx2.HTTPError):
                 [line async for line in lines]
         assert await door.exit_code() == 0
-        await asyncio.wait_for(orchestrator.was_cancelled.wait(), 5)
+        await asyncio.wait_for(orchestrator.was_cancelled.wait(), 20)
 
 
 async def test_without_an_orchestrator_it_is_there_and_says_so():

@@ -58,6 +58,7 @@ def test_a_sequence_worked_out_by_hand():
     assert stats.num_target_passes == 5
     assert stats.num_passes_saved == 5
     assert stats.drafts_by_source == {"model": 3}
+    assert (stats.verify_ms, stats.prefill_ms) == (15.0, 3.0)
     assert stats.draft_tokens_by_source == {"model": 10}
     assert stats.accepted_tokens_by_source == {"model": 5}
     assert stats.accepted_by_position() == [2, 1, 1, 1]

@@ -256,3 +256,12 @@ def test_text_that_becomes_certain_at_the_end_is_searched_too(words, text, end):
     one = Transcript(Late(), StopMatcher(["b"]), frozenset([EOS]), 2)  # type: ignore[arg-type]
     delivery = take(one, words)
     assert (delivery.text, delivery.end) == (text, end)
+
+
+@pytest.mark.parametrize(("keeps", "text"), [(False, "a"), (True, "ab")])
+def test_the_text_of_a_stop_id_may_become_certain_at_the_end_only(keeps, text):
+    ids = frozenset([WORDS.index("b")])
+    one = Transcript(Late(), StopMatcher([]), ids, 9, keeps_stop=keeps)  # type: ignore[arg-type]
+    delivery = take(one, ["a", "b", "c"])
+    assert (delivery.text, delivery.pieces) == (text, ["", text])
+    assert delivery.end == End(FinishReason.STOP, token_id=1)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from orchestrator.monotone_table import MonotoneTable, bucket_of, non_decreasing
+from outrider.monotone_table import MonotoneTable, bucket_of, non_decreasing
 
 
 def table(**samples_by_count: float) -> MonotoneTable:
