@@ -16,7 +16,7 @@ from outrider.policy import (
     SpeculationOptions,
     Traits,
     decide,
-    parse_policy,
+    read_excerpt,
 )
 from outrider.v1 import generation_pb2 as pb
 
@@ -85,7 +85,7 @@ def decision_of(receipt: pb.Receipt) -> Decision:
     if not receipt.policy.excerpt_json:
         raise ValueError(f"there was no decision: {receipt.error}")
     return decide(
-        parse_policy(receipt.policy.excerpt_json, name="excerpt_json"),
+        read_excerpt(receipt.policy.excerpt_json),
         Traits.from_proto(receipt.traits),
         SpeculationOptions.from_proto(receipt.requested),
         receipt.request_id,

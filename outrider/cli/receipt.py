@@ -6,7 +6,7 @@ from rich.console import Console
 from outrider.cli.policy import print_lines
 from outrider.cli.render import plain_console, receipt_table
 from outrider.client import Client
-from outrider.policy import SpeculationOptions, Traits, explain, parse_policy
+from outrider.policy import SpeculationOptions, Traits, explain, read_excerpt
 from outrider.receipts import disagreements
 from outrider.v1 import generation_pb2 as pb
 
@@ -32,7 +32,7 @@ def print_receipt(console: Console, receipt: pb.Receipt) -> None:
     """Print the figures of a receipt, and its decision as it follows from them."""
     console.print(receipt_table(receipt))
     if receipt.policy.excerpt_json:
-        excerpt = parse_policy(receipt.policy.excerpt_json)
+        excerpt = read_excerpt(receipt.policy.excerpt_json)
         traits = Traits.from_proto(receipt.traits)
         options = SpeculationOptions.from_proto(receipt.requested)
         print_lines(console, explain(excerpt, traits, options, receipt.request_id))

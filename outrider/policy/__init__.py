@@ -3,7 +3,7 @@
 from outrider.policy.built_in import policy_of_flags
 from outrider.policy.decision import ON, SHADOW, Decision, decide
 from outrider.policy.explanation import Explanation, explain
-from outrider.policy.file import parse_policy, read_policy
+from outrider.policy.file import parse_policy, read_excerpt, read_policy
 from outrider.policy.options import SpeculationOptions
 from outrider.policy.schema import (
     MAX_PRIORITY,
@@ -52,5 +52,6 @@ __all__ = [
     "features_of",
     "parse_policy",
     "policy_of_flags",
+    "read_excerpt",
     "read_policy",
 ]

@@ -1,7 +1,9 @@
 """Reads a policy file; every fault is told with its line, its place and its limit."""
 
 import difflib
+import json
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ def parse_policy(text: str, *, name: str = "policy") -> schema.Policy:
     """
     yaml = YAML(typ="safe", pure=True)
     try:
-        value, root = yaml.load(text), yaml.compose(text)
+        value = yaml.load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = "" if mark is None else f"line {mark.line + 1}: "
@@ -56,7 +58,20 @@ def parse_policy(text: str, *, name: str = "policy") -> schema.Policy:
     try:
         return schema.Policy.model_validate(value)
     except ValidationError as error:
+        root = yaml.compose(text)
         raise PolicyError(name, [_fault(each, root) for each in error.errors()]) from None
+
+
+@lru_cache(maxsize=1024)
+def read_excerpt(text: str) -> schema.Policy:
+    """Return the policy of an excerpt; the same ones come with receipt after receipt.
+
+    Raises: PolicyError if it is none.
+    """
+    try:
+        return schema.Policy.model_validate(json.loads(text))
+    except (ValidationError, ValueError) as error:
+        raise PolicyError("excerpt", [" ".join(str(error).split())]) from None
 
 
 def _fault(detail: Any, root: Node | None) -> str:

@@ -79,9 +79,11 @@ def traffic() -> Iterator[Sent]:
         {"max_draft_tokens": 3},
         {"sources": ["ngram", "model"]},
     ]
+    laws = [(0.0, None), (0.9, None), (0.9, AcceptanceRule.BLOCK)]
     for name in ("interactive", "constant", "judged", "batch", "other"):
-        for temperature, rule in [(0.0, None), (0.9, None), (0.9, AcceptanceRule.BLOCK)]:
-            for chosen in options:
+        drafts = name in ("interactive", "constant", "judged")
+        for temperature, rule in laws if drafts else laws[:2]:
+            for chosen in options if drafts else options[:2]:
                 sampling = SamplingParams(temperature=temperature, max_tokens=16, seed=next(seeds))
                 request = generate_request([1, 2], sampling, acceptance_rule=rule, **chosen)  # type: ignore[arg-type]
                 request.priority = -5 if name == "batch" else 0

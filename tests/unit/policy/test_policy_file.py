@@ -7,7 +7,15 @@ from typing import get_args
 import pytest
 
 from outrider.errors import PolicyError
-from outrider.policy import Policy, Speculation, parse_policy, policy_of_flags, read_policy, schema
+from outrider.policy import (
+    Policy,
+    Speculation,
+    parse_policy,
+    policy_of_flags,
+    read_excerpt,
+    read_policy,
+    schema,
+)
 
 GOOD = """
 version: 2026-12-01
@@ -178,16 +186,19 @@ def test_the_digest_follows_the_meaning_not_the_text():
 
 def test_an_excerpt_is_a_policy_of_its_own():
     policy = parse_policy(GOOD)
-    first, last, none = map(parse_policy, policy.excerpts)
+    first, last, none = map(read_excerpt, policy.excerpts)
     assert first.classes == policy.classes[:1]
     assert last.classes[1] == policy.classes[1]
     assert last.classes[0].when == policy.classes[0].when
     assert [each.name for each in none.classes] == ["interactive", "rest"]
+    for bad in ("", "{", "[]", '{"version": "1"}'):
+        with pytest.raises(PolicyError):
+            read_excerpt(bad)
 
 
 def test_the_policy_of_flags_is_one_too():
     policy = policy_of_flags(sources=("model",), num_draft_tokens=4)
-    again = parse_policy(policy.excerpts[0])
+    again = read_excerpt(policy.excerpts[0])
     assert again == Policy(version="flags", classes=policy.classes)
 
 
