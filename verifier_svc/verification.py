@@ -275,7 +275,7 @@ class VerificationHead:
         Shapes: [rows, V].
         """
         found = np.zeros((len(rows), self.vocab_size))
-        if not job.proposed.parents:
+        if not job.proposed.parents and not job.score_only:
             for place, row in enumerate(rows[: len(job.proposed.listed)]):
                 listed_ids, counts = job.proposed.listed[row]
                 found[place, listed_ids] = counts / wire.TOTAL_COUNT

@@ -26,6 +26,7 @@ def decided(verdict: verifier_pb2.Verdict) -> list[object]:
         verdict.min_decision_margin,
         [each.SerializeToString() for each in verdict.logprobs],
         verdict.trace.SerializeToString(),
+        list(verdict.rank_uniforms),
     ]
 
 
@@ -105,6 +106,7 @@ async def test_in_ratio_the_noise_is_that_of_the_step_without_a_draft(
                     PROMPT,
                     draft=() if kind == "plain" else draft,
                     cycle=cycle,
+                    rank_uniforms=True,
                     score_only=kind == "scored",
                 )
                 verdicts.append(step.verdict)
