@@ -19,6 +19,8 @@ from outrider.sampling import SamplingParams
 from outrider.v1 import drafter_pb2
 from outrider.v1 import generation_pb2 as pb
 from tests.cluster import cluster
+from tests.integration.recording import CHAIN, TREE, open_recording, recording_sources
+from tests.integration.scripted import Book
 from tests.integration.stage import ANSWER_S, Stage, facts, open_stage
 from tests.integration.test_draft_sources import save_drafter
 from tests.statistical.law import TableLaw
@@ -211,3 +213,36 @@ async def test_nobody_waits_for_a_draft_that_is_only_judged(tmp_path: Path):
     assert receipt.total_ms < 5_000, "one draft alone may be waited for twice as long"
     assert receipt.draft_ms == 0
     assert receipt.shadow.num_spec_steps == 0
+
+
+@pytest.mark.parametrize("source", [CHAIN, TREE])
+async def test_hidden_states_reach_a_drafter_that_is_only_judged(
+    source: str, toy: Path, tmp_path: Path
+):
+    """Every position once, in order, and none before the virtual sequence has committed it."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        "version: 1\nclasses:\n- {name: judged, speculation: shadow, draft_tokens: 4, "
+        "draft_wait_ms: 10000}\n"
+    )
+    sources = recording_sources(Book(), (2, 0), 64)
+    target = VerifierSettings(model=str(toy), dtype="float32", num_threads=1)
+    async with open_stage(
+        [target],
+        drafters=[lambda: open_recording(sources)],
+        policy=policy,
+        num_draft_tokens="auto",
+        draft_wait_ms=100.0,
+    ) as opened:
+        for each in sources:
+            each.book = opened.book
+        plain = await opened.plain(PROMPT, GREEDY)
+        request = generate_request(PROMPT, GREEDY, sources=[source])
+        judged = await opened.client.generate(request, timeout_s=ANSWER_S)
+    shadow = assert_untouched(judged, plain)
+    assert shadow.num_accepted_draft_tokens > 0
+    assert {each.reason for each in shadow.fallbacks} <= {"prefill", "near_the_end"}
+    (record,) = next(each.records for each in sources if each.name == source)
+    assert len(record.positions) > len(PROMPT)
+    assert record.positions == list(range(len(record.positions)))
+    assert all(known == base - 1 for base, known in record.ends[1:])
