@@ -31,10 +31,12 @@ class Exhausted(DrafterServicer):
 
     num_opened = 0
 
-    async def _draft(self, lease: SourceLease, advance: drafter_pb2.Advance, *more: Any) -> Any:
+    async def _draft(
+        self, lease: SourceLease, states: Any, advance: drafter_pb2.Advance, *more: Any
+    ) -> Any:
         if self.is_exhausted(advance):
             raise MemoryError("cannot allocate 8 GiB")
-        return await super()._draft(lease, advance, *more)
+        return await super()._draft(lease, states, advance, *more)
 
     def is_exhausted(self, advance: drafter_pb2.Advance) -> bool:
         raise NotImplementedError
