@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,7 @@ TARGET = TableLaw.random(VOCAB_SIZE, seed=31, scale=1.0)
 DRAFT = TableLaw(TARGET.logits + TableLaw.random(VOCAB_SIZE, seed=32, scale=1.0).logits)
 ALARM = 4.0  # of evidence: so few tokens cannot come to more under a fault
 GATHER_S = 0.004  # passes of many rows cost little more than of one
-NUM_PROMPTS = 6
+NUM_PROMPTS = 8
 SIZES = Sizes(NUM_PROMPTS, max_tokens=16, num_samples=12, num_programs=0, num_sums=0, task_tokens=0)
 # Divergences of so few samples say little, and a table's passes cost less than asking a drafter.
 PLAN = Plan(
@@ -103,10 +103,12 @@ async def watched() -> AsyncIterator[Watched]:
         yield Watched(services, port)
 
 
-async def audited(services: Cluster, reference: Reference | None = None) -> dict[str, View]:
+async def audited(
+    services: Cluster, reference: Reference | None = None, *, num_samples: int = 12
+) -> dict[str, View]:
     audit = Audit(
         asker=Asker(services.client, "", "test", 60.0, lambda: None),
-        plan=PLAN,
+        plan=replace(PLAN, sizes=replace(SIZES, num_samples=num_samples)),
         prompts=PROMPTS,
         reference=reference or TableReference(),
         row_invariant=True,
@@ -121,7 +123,7 @@ def verdicts(views: dict[str, View]) -> dict[str, Verdict]:
 
 
 async def test_a_sound_pair_passes(watched: Watched, tmp_path: Path) -> None:
-    views = await audited(watched.services)
+    views = await audited(watched.services, num_samples=4)
     assert set(verdicts(views).values()) == {Verdict.PASS}, views
     assert len(views) == 6
     report = Audited({"target": "table"}, PLAN, list(views.values()), {})
@@ -130,7 +132,7 @@ async def test_a_sound_pair_passes(watched: Watched, tmp_path: Path) -> None:
     assert told["verdict"] == "pass"
     law = told["views"]["token-law"]["figures"]["ways"]
     assert {"target-only", "model, coupled", "model, rejection", "model, block"} == law.keys()
-    assert law["model, block"]["num_tokens"] == NUM_PROMPTS * 12 * 16
+    assert law["model, block"]["num_tokens"] == NUM_PROMPTS * 4 * 16
     assert (tmp_path / "audit.md").read_text().count("| pass |") == 6
     assert (tmp_path / "audit.png").stat().st_size > 10_000
 
@@ -163,7 +165,7 @@ async def test_wrong_temperature_on_q(watched: Watched) -> None:
 
 async def test_a_residual_that_is_not_corrected(watched: Watched) -> None:
     with residual():
-        views = await audited(watched.services)
+        views = await audited(watched.services, num_samples=8)
     assert verdicts(views)["token-law"] is Verdict.FAIL
     assert "model, rejection" in views["token-law"].finding
     measures = await watched.measures()
@@ -173,7 +175,7 @@ async def test_a_residual_that_is_not_corrected(watched: Watched) -> None:
 
 async def test_stale_kv_after_a_rejection(watched: Watched) -> None:
     with stale_kv():
-        views = await audited(watched.services)
+        views = await audited(watched.services, num_samples=3)
         await replays(watched, 1)
     found = verdicts(views)
     assert found["greedy"] is found["seeded"] is found["token-law"] is Verdict.FAIL

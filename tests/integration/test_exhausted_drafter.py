@@ -11,7 +11,6 @@ from drafter_svc.servicer import DrafterServicer
 from drafter_svc.source import SourceLease
 from outrider.client import Output, generate_request
 from outrider.sampling import SamplingParams
-from outrider.sampling_state import SequenceState
 from outrider.serving.channel import open_channel
 from outrider.serving.server import ServiceServer
 from outrider.v1 import drafter_pb2
@@ -33,7 +32,7 @@ class Exhausted(DrafterServicer):
     num_opened = 0
 
     async def _draft(
-        self, lease: SourceLease, states: SequenceState, advance: drafter_pb2.Advance, *more: Any
+        self, lease: SourceLease, states: Any, advance: drafter_pb2.Advance, *more: Any
     ) -> Any:
         if self.is_exhausted(advance):
             raise MemoryError("cannot allocate 8 GiB")
