@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
 
 from openai_svc.calls import from_rpc
 from openai_svc.chat import ChatBody
@@ -125,6 +125,7 @@ class FrontDoor:
             await deltas.aclose()
             raise
         return EventStream(
+            deltas,
             _events(first, deltas, exchange.reply, includes_usage=body.includes_usage),
             media_type="text/event-stream",
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
@@ -149,9 +150,25 @@ class FrontDoor:
 
 
 class EventStream(StreamingResponse):
-    """A stream whose source is closed when the client leaves, not at a garbage collection."""
+    """A stream whose source is closed when the client leaves, not at a garbage collection.
+
+    Also when it leaves before the first event: a generator that has not begun does not close what
+    it was given.
+    """
 
     body_iterator: AsyncGenerator[str, None]
+
+    def __init__(
+        self, source: AsyncGenerator[Delta, None], events: AsyncIterator[str], **options: Any
+    ) -> None:
+        super().__init__(events, **options)
+        self._source = source
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._source.aclose()
 
     async def stream_response(self, send: Send) -> None:
         async with aclosing(self.body_iterator):

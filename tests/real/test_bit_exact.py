@@ -17,7 +17,11 @@ from outrider.sampling import SamplingParams
 from tests.cluster import Cluster, cluster
 from tests.real.models import target, trained_draft, trained_heads
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.integration,
+    pytest.mark.timeout(240),  # the first test loads five models
+]
 
 BATCH = 8
 PROMPTS = [question.text[:160] for question in load_questions(BATCH)]

@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import httpx2
 import openai
 import pytest
 
+from openai_svc.servicer import EventStream
 from outrider.errors import IdentityMismatch, InvalidField, NotFound, ResourceExhausted, Unavailable
 from outrider.v1 import generation_pb2 as pb
 from tests.integration.openai_svc.scripted import (
@@ -341,6 +344,31 @@ async def test_a_client_that_leaves_ends_its_call(stream: bool, begun: bool):
         await asyncio.wait_for(stage.orchestrator.was_asked.wait(), 20)
         asking.cancel()
         await asyncio.wait_for(stage.orchestrator.was_cancelled.wait(), 20)
+
+
+async def test_a_client_that_left_before_the_stream_began_ends_its_call():
+    closed = asyncio.Event()
+
+    async def deltas() -> AsyncGenerator[Any, None]:
+        try:
+            yield None
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    async def events() -> AsyncGenerator[str, None]:
+        yield "never asked for"
+
+    async def gone() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        await asyncio.sleep(30)
+
+    source = deltas()
+    await anext(source)
+    await EventStream(source, events())({"type": "http", "asgi": {}}, gone, send)
+    assert closed.is_set()
 
 
 async def test_a_prompt_of_several_that_fails_ends_the_others():
