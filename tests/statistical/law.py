@@ -9,7 +9,7 @@ import numpy.typing as npt
 from scipy import stats
 
 ALPHA = 1e-6
-NUM_DRAWS = int(os.environ.get("OUTRIDER_LAW_DRAWS", "40000"))
+NUM_DRAWS = int(os.environ.get("OUTRIDER_LAW_DRAWS", "25000"))
 """Of the laws themselves; `make law-soak` draws 100,000. Mutants and their sisters state theirs."""
 SMALLEST_EXPECTATION = 5.0
 

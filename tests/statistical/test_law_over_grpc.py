@@ -111,7 +111,7 @@ def sample_on_all_cores(
 
 # 20,000 take minutes a rule (`make law-soak`); both laws are tested ten times as often through the
 # core as well, so that fewer requests go over gRPC unless asked for.
-NUM_REQUESTS = int(os.environ.get("OUTRIDER_LAW_REQUESTS", "4000"))
+NUM_REQUESTS = int(os.environ.get("OUTRIDER_LAW_REQUESTS", "3000"))
 
 
 @pytest.mark.parametrize("rule", [AcceptanceRule.COUPLED, AcceptanceRule.BLOCK])
