@@ -119,6 +119,6 @@ async def test_the_rules_are_loaded_and_every_worker_is_scraped(deployment: Depl
 
     async def all_up() -> bool:
         up = await deployment.figures("sum by (job) (up)", "job")
-        return up == {"orchestrator": 1, **ready}
+        return up == {"orchestrator": 1, "openai": 1, **ready}
 
     await until(all_up, timeout_s=60)
