@@ -15,7 +15,7 @@ PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup protos models fmt lint test statistical slow law-results law-soak failover-soak parity compose-test compose-check images check demo \
-	up audit bench-engine-pass bench-overhead bench-off-switch bench-scale bench-target-only bench-acceptance bench-drafters bench-outcomes bench-mixed-load \
+	up audit bench-engine-pass bench-overhead bench-off-switch bench-scale bench-target-only bench-acceptance bench-drafters bench-constraints bench-outcomes bench-mixed-load \
 	packet bench-peers bench-side-by-side gpu-check clean
 .DELETE_ON_ERROR:
 
@@ -130,6 +130,9 @@ bench-acceptance: $(SETUP) $(STUBS) $(MODELS) ## Measure how often draft tokens 
 bench-drafters: $(SETUP) $(STUBS) $(MODELS) ## Measure every draft source on real questions
 	$(OFFLINE) $(BIN)/python -m bench.drafters
 
+bench-constraints: $(SETUP) $(STUBS) $(MODELS) ## Structured output with every drafter: is it valid, what does it cost
+	$(OFFLINE) $(BIN)/python -m bench.constraints
+
 bench-outcomes: $(SETUP) $(STUBS) $(MODELS) ## Measure drafting ahead by the number of outcomes
 	$(OFFLINE) $(BIN)/python -m bench.outcomes
 
@@ -137,7 +140,7 @@ bench-mixed-load: $(SETUP) $(STUBS) $(MODELS) ## Replay a mixed load under a pol
 	$(OFFLINE) $(BIN)/python -m bench.mixed_load $(FLAGS)
 
 packet: $(SETUP) $(STUBS) ## Write the release packet of the last mixed load, law results and audit into build/packet
-	$(OFFLINE) $(BIN)/outrider report --receipts $(LOAD)/policy.jsonl --baseline $(LOAD)/target-only.jsonl --load $(LOAD)/load.json \
+	$(OFFLINE) $(BIN)/outrider report --receipts $(LOAD)/policy.jsonl $(addprefix --baseline ,$(wildcard $(LOAD)/target-only*.jsonl)) --load $(LOAD)/load.json \
 		$(addprefix --law ,$(wildcard build/law.xml)) $(addprefix --audit ,$(wildcard build/audit/audit.json)) --out build/packet
 
 bench-peers: $(PEERS)/.setup ## Install vLLM's CPU build into an environment of its own, to be measured beside

@@ -26,6 +26,7 @@ from bench.sleeping_model import (
 from drafter_svc.servicer import DrafterServicer
 from drafter_svc.source import Block, Foreseen, Opening, Wanted
 from outrider.acceptance import Decision, num_accepted
+from outrider.constraint import Constraints
 from outrider.draft import Draft
 from outrider.engine import EngineSettings, EngineStats
 from outrider.sampling import Mode
@@ -204,6 +205,7 @@ async def open_sleeping(settings: SleepingSettings) -> AsyncIterator[Register]:
     verifier = VerifierServicer(
         engine=engine,  # type: ignore[arg-type]
         identity=identity,
+        constraints=Constraints(files.tokenizer()),
         max_draft_tokens=64,
         max_sequences=4096,
     )

@@ -26,6 +26,7 @@ from drafter_svc.recycling import RecyclingSource
 from drafter_svc.servicer import DrafterServicer
 from drafter_svc.settings import DrafterSettings
 from drafter_svc.source import Source
+from outrider.constraint import Constraints
 from outrider.distribution import HEAD_SIZE
 from outrider.engine import Engine, LoadedModel
 from outrider.heads.layouts import is_head_folder
@@ -156,6 +157,7 @@ def _register(
         identity=bound.identity,
         max_draft_tokens=settings.max_draft_tokens,
         max_sequences=settings.max_sequences,
+        constraints=None if bound.files is None else Constraints(bound.files.tokenizer()),
     )
     capabilities = Capabilities(
         binding=bound.binding,

@@ -1,13 +1,14 @@
 """The drafter's gRPC face: messages to leases and back, nothing else."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 import grpc
 
+from drafter_svc.legality import legal_block
 from drafter_svc.source import (
     Block,
     FeatureLease,
@@ -18,13 +19,14 @@ from drafter_svc.source import (
     SourceLease,
     Wanted,
 )
+from outrider.constraint import Constraints
 from outrider.continuations import Continuations
 from outrider.draft import MAX_OUTCOMES, NO_DRAFT
 from outrider.engine import CacheTooShort
 from outrider.errors import IdentityMismatch, InvalidField, ResourceExhausted
 from outrider.features import Features
 from outrider.identity import ModelIdentity
-from outrider.sampling import read_law
+from outrider.sampling import Mode, read_law
 from outrider.sampling_state import SamplingState, SequenceState
 from outrider.serving.streams import first_message
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
@@ -32,6 +34,30 @@ from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 NO_BLOCK = Block(path=(), draft=NO_DRAFT)
 Ready = asyncio.Queue[drafter_pb2.DraftResponse | None]
 """What can be written of an answer that is still being made; None: its last message is made."""
+
+
+@dataclass(slots=True)
+class Drafted:
+    """A sequence that is drafted for: its law, the source's lease, and what was told of it."""
+
+    mode: Mode
+    lease: SourceLease
+    states: SequenceState
+
+    async def told(self, start: int, token_ids: Sequence[int]) -> SamplingState | None:
+        """Take ids in and return the state behind them, None where a constraint cannot tell.
+
+        Raises: ValueError as ``SequenceState.tell`` does.
+        """
+        self.states.tell(start, token_ids)
+        if self.states.constrained is None:
+            return self.states.state()
+        try:
+            # The thread may outlive an advance that a newer one replaced: it works on copies alone.
+            behind, output_ids = self.states.constrained.behind, self.states.output_ids
+            return self.states.state(await asyncio.to_thread(behind, output_ids))
+        except InvalidField:  # the verifier will say so to whom it concerns
+            return None
 
 
 @dataclass(slots=True)
@@ -45,6 +71,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
     identity: ModelIdentity
     max_draft_tokens: int
     max_sequences: int
+    constraints: Constraints | None = None
+    """Of the tokenizer that the drafter loaded, if any; for targets that have the same one."""
     num_leases: int = field(default=0)
 
     async def Draft(
@@ -54,7 +82,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
     ) -> None:
         """Open a lease with the first message, answer every advance, free all when the stream
         ends."""
-        source, lease, states = self._open(await first_message(request_iterator))
+        source, sequence = await self._open(await first_message(request_iterator))
+        lease = sequence.lease
         try:
             opened = drafter_pb2.DraftOpened(
                 source=source.name,
@@ -81,7 +110,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                         drafting.cancel()
                         await asyncio.wait([answer])
                     ready = Ready()
-                    drafting = group.create_task(self._draft(lease, states, advance, ready))
+                    drafting = group.create_task(self._draft(sequence, advance, ready))
                     drafting.add_done_callback(partial(_end, ready))
                     answer = group.create_task(
                         self._answer(drafting, ready, lease, advance, context)
@@ -91,29 +120,34 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
             lease.close()
 
     async def _draft(
-        self,
-        lease: SourceLease,
-        states: SequenceState,
-        advance: drafter_pb2.Advance,
-        ready: Ready,
+        self, sequence: Drafted, advance: drafter_pb2.Advance, ready: Ready
     ) -> drafter_pb2.DraftResponse:
         """Return the last message of an answer; those before it become ready meanwhile."""
+        lease = sequence.lease
         try:
-            have = min(lease.cache_length, len(states))
+            have = min(lease.cache_length, len(sequence.states))
             if advance.start > have:
                 raise CacheTooShort(have)
-            states.tell(advance.start, advance.token_ids)
-            wanted = _wanted(advance, states.state())
+            state = await sequence.told(advance.start, advance.token_ids)
+            if state is None:
+                return _response(advance, NO_BLOCK, lease)
+            wanted = _wanted(advance, state)
             several = wanted.pending is not None and wanted.num_draft_tokens > 0
             if several and wanted.max_outcomes > 1 and isinstance(lease, OutcomeLease):
-                return await self._draft_each(lease, advance, wanted, ready)
-            return _response(advance, await lease.draft(wanted), lease)
+                return await self._draft_each(sequence.mode, lease, advance, wanted, ready)
+            block = legal_block(await lease.draft(wanted), wanted, sequence.mode)
+            return _response(advance, block, lease)
         except CacheTooShort as error:
             needed = common_pb2.ContextNeeded(cycle=advance.cycle, have_length=error.length)
             return drafter_pb2.DraftResponse(context_needed=needed)
 
     async def _draft_each(
-        self, lease: OutcomeLease, advance: drafter_pb2.Advance, wanted: Wanted, ready: Ready
+        self,
+        mode: Mode,
+        lease: OutcomeLease,
+        advance: drafter_pb2.Advance,
+        wanted: Wanted,
+        ready: Ready,
     ) -> drafter_pb2.DraftResponse:
         """Tell the outcomes, then every block as soon as it is there; return the last one.
 
@@ -123,7 +157,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         ready.put_nowait(_outcomes(advance, foreseen))
         num_left = len(foreseen.paths)
         async with aclosing(lease.draft_each(wanted, foreseen)) as blocks:
-            async for block in blocks:
+            async for drawn in blocks:
+                block = legal_block(drawn, wanted, mode)
                 num_left -= 1
                 if not num_left:
                     return _response(advance, block, lease)
@@ -145,7 +180,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         last = _response(advance, NO_BLOCK, lease) if drafting.cancelled() else drafting.result()
         await _write(context, last)
 
-    def _open(self, request: drafter_pb2.DraftRequest) -> tuple[Source, SourceLease, SequenceState]:
+    async def _open(self, request: drafter_pb2.DraftRequest) -> tuple[Source, Drafted]:
         if request.WhichOneof("kind") != "open":
             raise InvalidField("kind", "the first message of a stream must be open")
         opening = request.open
@@ -155,10 +190,13 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         source = self._choose(tuple(opening.sources))
         if source.needs_tokenizer:
             self._check_target(opening.target)
+        constrained = None
+        if self.constraints is not None and self._has_tokenizer_of(opening.target):
+            constrained = await self.constraints.opened(sampling)
         if self.num_leases >= self.max_sequences:
             raise ResourceExhausted(f"all {self.max_sequences} leases of this drafter are open")
         self.num_leases += 1
-        states = SequenceState(sampling, opening.num_prompt_tokens, opening.vocab_size)
+        states = SequenceState(sampling, opening.num_prompt_tokens, opening.vocab_size, constrained)
         lease = source.open(
             Opening(
                 mode=mode,
@@ -170,7 +208,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                 tokenizer_digest=opening.target.tokenizer_digest,
             )
         )
-        return source, lease, states
+        return source, Drafted(mode, lease, states)
 
     def _choose(self, wanted: tuple[str, ...]) -> Source:
         if not wanted:
@@ -180,6 +218,10 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                 return self.sources[name]
         offered = ", ".join(self.sources)
         raise InvalidField("open.sources", f"none of {', '.join(wanted)} is offered ({offered})")
+
+    def _has_tokenizer_of(self, target: common_pb2.IdentityDigests) -> bool:
+        own = self.identity.to_proto().digests.tokenizer_digest
+        return bool(own) and target.tokenizer_digest == own
 
     def _check_target(self, target: common_pb2.IdentityDigests) -> None:
         own = self.identity.to_proto().digests.tokenizer_digest

@@ -19,7 +19,9 @@ from orchestrator.receipt import BlockResult, Stats
 from orchestrator.sequence import Sequence
 from orchestrator.verdict import Verdict
 from outrider import sources
+from outrider.constraint import ConstrainedText
 from outrider.draft import NO_DRAFT, Draft
+from outrider.errors import InvalidField
 from outrider.lookup.ngram import NgramIndex
 from outrider.policy import AfterError, AfterLowAgreement
 
@@ -116,6 +118,8 @@ class Drafting:
     length: DraftLength
     lookup_length: DraftLength
     index: NgramIndex | None = None
+    constrained: ConstrainedText | None = None
+    """The output as far as lookup was asked to go on with it."""
     lease: DraftLease | None = None
     retake_at: float = 0.0
     has_given_up: bool = False
@@ -146,7 +150,7 @@ class Drafting:
         used = choice
         if not draft and self.index is not None and self._allows_lookup(choice):
             used = self.lookup_length.choose(sequence.cycle)
-            draft = self._look_up(sequence, used)
+            draft = await self._look_up(sequence, used)
         choice = choice or used
         if choice is not None:
             self.stats.note_length(choice)
@@ -329,15 +333,26 @@ class Drafting:
             self.lease.close()
             self.lease = None
 
-    def _look_up(self, sequence: Sequence, choice: Choice) -> Draft:
+    async def _look_up(self, sequence: Sequence, choice: Choice) -> Draft:
         assert self.index is not None
         num_tokens = _most(choice, sequence)
         if num_tokens <= 0:
             return NO_DRAFT
         self.index.extend(sequence.token_ids[len(self.index) :])
         draft = Draft(tuple(self.index.propose(num_tokens)), sources.LOOKUP)
+        if draft and self.constrained is not None:
+            draft = await asyncio.to_thread(self._legal_part, draft, sequence.output_ids)
         self.lookup_length.note_draft(choice, arrived=bool(draft), wait_ms=0.0)
         return draft
+
+    def _legal_part(self, draft: Draft, output_ids: list[int]) -> Draft:
+        """Return what of a chain the constraint allows: a point mass may be cut in every mode."""
+        assert self.constrained is not None
+        try:
+            self.constrained = self.constrained.behind(output_ids)
+        except InvalidField:
+            return draft  # the verifier will say so
+        return draft.legal_part(self.constrained.legal((), draft.token_ids, ()))
 
     def _allows_lookup(self, choice: Choice | None) -> bool:
         """Return whether lookup may draft where the drafter has nothing, by what it was asked."""

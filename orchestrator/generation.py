@@ -230,6 +230,7 @@ class Generation:
             length=self._length,
             lookup_length=lookup,
             index=NgramIndex() if plan.lookup else None,
+            constrained=request.constrained and request.constrained.anew(),
         )
 
     def _transcript(self) -> Transcript:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from orchestrator.chat import Chat
 from orchestrator.policy import SpeculationPlan, plan_of
 from orchestrator.workers import Target
+from outrider.constraint import ConstrainedText
 from outrider.errors import InvalidField
 from outrider.identity import IdentityDigests
 from outrider.policy import (
@@ -71,6 +72,8 @@ class Request:
     """What the client asked of speculation."""
     is_watched: bool = False
     """The monitor looks at what comes of it."""
+    constrained: ConstrainedText | None = None
+    """The output before its first token, where there is a constraint."""
 
     @property
     def sequence_id(self) -> str:
@@ -161,6 +164,15 @@ def admit(
     )
 
 
+async def constrain(request: Request) -> Request:
+    """Return the request with its constraint compiled, so that a wrong one is refused at once.
+
+    Raises: InvalidField naming the constraint.
+    """
+    constraints = request.target.codec.constraints
+    return replace(request, constrained=await constraints.opened(request.sampling))
+
+
 def prompt_ids_of(prompt: Prompt | None, target: Target) -> tuple[int, ...]:
     """Return the ids of a prompt, not checked against the context."""
     match prompt:
@@ -204,9 +216,6 @@ def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
 
 def _resolve(sampling: SamplingParams, target: Target, num_prompt_tokens: int) -> SamplingParams:
     identity = target.identity
-    if sampling.constraint is not None:
-        kind = sampling.constraint.kind.value
-        raise InvalidField(f"sampling_params.{kind}", "is not supported")
     _check_sampled_ids(sampling, identity.vocab_size)
     room = identity.max_context_length - num_prompt_tokens
     wanted = room if sampling.max_tokens is None else sampling.max_tokens
@@ -252,13 +261,6 @@ def _bad_token_ids(words: Sequence[str], target: Target) -> list[tuple[int, ...]
 def _check_that_something_is_left(sampling: SamplingParams, vocab_size: int) -> None:
     """Refuse masks that could leave a position without any id, in whatever text."""
     masked = set(sampling.banned_token_ids) | {ids[-1] for ids in sampling.bad_token_ids}
-    if sampling.constraint is not None:
-        # The constraint says itself what is left, which may be one id.
-        for name in ("allowed_token_ids", "banned_token_ids", "bad_token_ids", "min_tokens"):
-            if getattr(sampling, name):
-                word = name.replace("bad_token_ids", "bad_words")
-                limit = "cannot be promised together with a constraint"
-                raise InvalidField(f"sampling_params.{word}", limit)
     if sampling.min_tokens:
         masked |= set(sampling.stop_token_ids)
     left = set(sampling.allowed_token_ids or range(vocab_size)) - masked

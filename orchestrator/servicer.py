@@ -25,6 +25,7 @@ from orchestrator.request import (
     TokenIds,
     admit,
     check_ids,
+    constrain,
     prompt_ids_of,
 )
 from orchestrator.sequence import FinishReason
@@ -72,7 +73,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         def observe(ended: Generation) -> None:
             receipts[ended.request.index] = self._observe(ended)
 
-        admitted = self._admitted(request, context)
+        admitted = await self._admitted(request, context)
         choices = Choices(admitted, self.pool, context.time_remaining, observe)
         # Leases are freed when the client leaves, not at a garbage collection.
         async with aclosing(choices.run(self.admission)) as turns:
@@ -165,13 +166,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         if self.receipt_log is not None:
             self.receipt_log.add(receipt)
 
-    def _admitted(
+    async def _admitted(
         self, message: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> Request:
         """Admit a request; a refusal gets a receipt as well."""
         arrived_at_s = time.time()
         try:
-            return self.monitor.watch(self._admit(message, context))
+            return self.monitor.watch(await constrain(self._admit(message, context)))
         except OutriderError as error:
             self._keep(refusal_of(message, current_request_id(), error, arrived_at_s))
             raise

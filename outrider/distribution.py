@@ -1,7 +1,7 @@
 """The processed distribution of a row of logits: what sampling parameters leave of it."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,21 +10,13 @@ import torch
 from torch.nn.functional import pad
 
 from outrider import elementary, ranking
+from outrider.token_sets import Bits
 
 HEAD_SIZE = 512  # m of the coupled rule; part of the numerics identity
 _ONE = 2**52  # a probability of 1 as a fixed-point mass
 
 
-Bits = npt.NDArray[np.uint8]
-"""A set of ids: bit i % 8, counted from the lowest, of byte i // 8 is id i."""
 Ints = npt.NDArray[np.int64]
-
-
-def pack_ids(ids: Iterable[int], vocab_size: int) -> Bits:
-    """Return a set of ids below ``vocab_size``."""
-    bits = np.zeros(vocab_size, dtype=np.bool_)
-    bits[[i for i in ids if i < vocab_size]] = True
-    return np.packbits(bits, bitorder="little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +66,8 @@ class RowSampling:
     penalties: Penalties | None = field(default=None, compare=False)
     allowed: Bits | None = field(default=None, compare=False)
     """The only ids that are not masked; None: all."""
+    is_dead_end: bool = False
+    """A constraint leaves no id: the row must not decide, and masks nothing so that it can run."""
 
     @property
     def edits(self) -> bool:
@@ -95,10 +89,14 @@ class RowSampling:
         return replace(self, penalties=penalties)
 
     def allowing(self, allowed: Bits | None) -> "RowSampling":
-        """Return the row with all but these ids masked; None changes nothing."""
+        """Return the row with all but these ids masked; None changes nothing.
+
+        Where no id is left, the row is a dead end.
+        """
         if allowed is None:
             return self
-        return replace(self, allowed=allowed if self.allowed is None else allowed & self.allowed)
+        left = allowed if self.allowed is None else allowed & self.allowed
+        return replace(self, allowed=left) if left.any() else replace(self, is_dead_end=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +150,7 @@ def process(
     size = min(head_size, scaled.shape[1])
     head_ids = torch.empty((len(rows), size), dtype=torch.int64, device=scaled.device)
     head = scaled.new_empty((len(rows), size))  # log probabilities
-    num_kept = [row.top_k if row.top_k > 0 else vocab_size for row in rows]
+    num_kept = [_num_kept(row, vocab_size, size) for row in rows]
     narrow = [i for i, kept in enumerate(num_kept) if min(kept, vocab_size) <= size]
     wide = [i for i, kept in enumerate(num_kept) if min(kept, vocab_size) > size]
 
@@ -245,6 +243,15 @@ def _edited(logits: torch.Tensor, rows: Sequence[RowSampling], vocab_size: int) 
         _penalise(edited, rows, vocab_size)
         _mask(edited, rows, vocab_size)
     return edited
+
+
+def _num_kept(row: RowSampling, vocab_size: int, size: int) -> int:
+    """Return how many ids top_k leaves; no more than a mask does, where that fits the head."""
+    kept = row.top_k if row.top_k > 0 else vocab_size
+    if row.allowed is None:
+        return kept
+    num_allowed = int(np.bitwise_count(row.allowed).sum())
+    return min(kept, num_allowed) if num_allowed <= size else kept
 
 
 def _add_bias(logits: torch.Tensor, rows: Sequence[RowSampling], vocab_size: int) -> None:

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from outrider.tree import chain_parents
 from outrider.v1 import common_pb2 as pb
 
+Value = TypeVar("Value")
 MAX_OUTCOMES = 32
 """Outcomes of a pending draft that a drafter may be asked to prepare for."""
 
@@ -52,6 +54,29 @@ class Draft:
             compute_ms=self.compute_ms,
         )
 
+    def legal_part(self, is_legal: Sequence[bool]) -> "Draft":
+        """Return the draft without the nodes that are not legal.
+
+        Their descendants are none either. Where there are probes, these learn from what is said of
+        the very nodes that they were sent with: what is not legal becomes a probe there. Probes are
+        never accepted, so they may be anything.
+        """
+        if all(is_legal):
+            return self
+        if any(self.probes):
+            probes = [p or not ok for p, ok in zip(self.probes, is_legal, strict=True)]
+            return replace(self, probes=tuple(probes))
+        kept = [node for node, ok in enumerate(is_legal) if ok]
+        place = {-1: -1} | {node: index for index, node in enumerate(kept)}
+        return Draft(
+            token_ids=_at(self.token_ids, kept),
+            source=self.source,
+            distributions=_at(self.distributions, kept),
+            logit_margins=_at(self.logit_margins, kept),
+            parents=tuple(place[parent] for parent in _at(self.parents, kept)),
+            compute_ms=self.compute_ms,
+        )
+
     def has_path(self, nodes: Sequence[int]) -> bool:
         """True if the nodes are a way through the draft from its beginning."""
         if not self.parents:
@@ -86,14 +111,10 @@ class Draft:
                 if is_first and not (self.probes and self.probes[node]):
                     nodes.append(node)
         return Draft(
-            token_ids=tuple(self.token_ids[node] for node in nodes),
+            token_ids=_at(self.token_ids, nodes),
             source=self.source,
-            distributions=tuple(self.distributions[node] for node in nodes)
-            if self.distributions
-            else (),
-            logit_margins=tuple(self.logit_margins[node] for node in nodes)
-            if self.logit_margins
-            else (),
+            distributions=_at(self.distributions, nodes),
+            logit_margins=_at(self.logit_margins, nodes),
             compute_ms=self.compute_ms,
         )
 
@@ -123,6 +144,11 @@ class Draft:
         )
         object.__setattr__(draft, "_message", message)
         return draft
+
+
+def _at(values: tuple[Value, ...], nodes: Sequence[int]) -> tuple[Value, ...]:
+    """Return what there is of the nodes, if there is anything of any."""
+    return tuple(values[node] for node in nodes) if values else ()
 
 
 NO_DRAFT = Draft()

@@ -31,6 +31,10 @@ class InvalidField(OutriderError):
         super().__init__(f"{field}: {message}")
         self.field = field
 
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        """Two arguments, of which the root keeps one text: processes hand errors on."""
+        return type(self), (self.field, str(self).removeprefix(f"{self.field}: "))
+
 
 class IdentityMismatch(OutriderError):
     """A model is not the one that the peer expects."""

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from outrider import coupling, distribution, noise, proposed, wire
-from outrider.distribution import HEAD_SIZE, Distribution, RowSampling
+from outrider.distribution import HEAD_SIZE, Bias, Distribution, RowSampling
 from outrider.noise import Stream
 from outrider.rules import Floats, Ints
 from outrider.sampling import Mode
@@ -171,17 +172,40 @@ class _DraftIds:
         return self._ids[rows.clamp(max=len(self._ids) - 1)]
 
     def row(self, row: RowSampling) -> RowSampling:
-        """Return the parameters with banned ids of the draft vocabulary."""
-        if not row.banned_ids:
+        """Return the row over the draft vocabulary.
+
+        What is said of other ids falls away; where that leaves no id, none is masked.
+        """
+        if not row.edits:
             return row
-        banned = torch.isin(self._ids, torch.tensor(row.banned_ids, device=self._ids.device))
-        return replace(row, banned_ids=tuple(banned.nonzero()[:, 0].tolist()))
+        ids: Ints = self._ids.cpu().numpy()
+        left = np.ones(len(ids), dtype=np.bool_)
+        if row.allowed is not None:
+            everything = np.unpackbits(row.allowed, bitorder="little")
+            left = (ids < len(everything)) & (everything[ids.clip(max=len(everything) - 1)] == 1)
+        left &= ~np.isin(ids, row.banned_ids)
+        allowed = None if left.all() or not left.any() else np.packbits(left, bitorder="little")
+        bias, penalties = row.bias, row.penalties
+        if bias is not None:
+            inside, places = _places(ids, bias.ids)
+            bias = Bias(places, bias.values[inside])
+        if penalties is not None:
+            inside, places = _places(ids, penalties.ids)
+            penalties = replace(penalties, ids=places, counts=penalties.counts[inside])
+        return replace(row, banned_ids=(), allowed=allowed, bias=bias, penalties=penalties)
 
     def spread(self, processed: Distribution) -> Distribution:
         """Return the distribution over target ids, without a tail."""
         nothing = processed.full_log_probs[:0]
         ids = self.of(processed.head_ids)
         return replace(processed, head_ids=ids, full_rows=(), full_log_probs=nothing)
+
+
+def _places(ids: Ints, wanted: Ints) -> tuple[npt.NDArray[np.bool_], Ints]:
+    """Return which ids are among ascending ones, and the places of those."""
+    places = np.searchsorted(ids, wanted).clip(max=len(ids) - 1)
+    inside = ids[places] == wanted
+    return inside, places[inside]
 
 
 def _chosen(

@@ -26,14 +26,22 @@ def top(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     bound = maxima.topk(count, sorted=False).values.amin(-1)  # [R]
     row, block = (maxima >= bound[:, None]).nonzero(as_tuple=True)
     found = blocks[row, block]  # [N, 16]
-    which, inner = (found >= bound[row][:, None]).nonzero(as_tuple=True)
+    is_large = (found >= bound[row][:, None]) & (found > -torch.inf)
+    which, inner = is_large.nonzero(as_tuple=True)
     row, values, ids = row[which], found[which, inner], block[which] * _BLOCK + inner
-    # Pack the candidates of each row side by side, ids ascending; every row has at least `count`.
+    # Pack the candidates of each row side by side, ids ascending.
     per_row = torch.bincount(row, minlength=num_rows)
     slot = torch.arange(len(row), device=rows.device) - (per_row.cumsum(0) - per_row)[row]
-    shape = (num_rows, int(per_row.max()))
+    shape = (num_rows, max(int(per_row.max()), count))
     packed = rows.new_full(shape, -torch.inf)
     packed_ids = row.new_zeros(shape)
+    # A row that is masked but for a few has no `count` candidates; the lowest masked ids follow.
+    short = (per_row < count).nonzero()[:, 0]
+    if len(short):
+        masked_first = (rows[short, : 2 * count] > -torch.inf).to(torch.uint8)
+        masked_ids = masked_first.sort(dim=-1, stable=True).indices
+        behind = torch.arange(count, device=rows.device) - per_row[short][:, None]
+        packed_ids[short, :count] = masked_ids.gather(1, behind.clamp(min=0))
     packed[row, slot] = values
     packed_ids[row, slot] = ids
     ordered, order = torch.sort(packed, dim=-1, descending=True, stable=True)

@@ -89,6 +89,14 @@ OPTIONAL = (
     "truncate_prompt_tokens",
 )
 REPEATED = ("stop", "stop_token_ids", "allowed_token_ids", "banned_token_ids", "bad_words")
+UNFIT_FOR_CONSTRAINTS = (
+    "stop",
+    "allowed_token_ids",
+    "banned_token_ids",
+    "bad_words",
+    "bad_token_ids",
+    "min_tokens",
+)
 # Parameters of the schema that are refused unless they hold the value that changes nothing.
 NOT_BUILT: dict[str, object] = {"spaces_between_special_tokens": True}
 
@@ -224,6 +232,8 @@ class SamplingParams:
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             count = len(self.stop_token_ids)
             raise _invalid("stop_token_ids", f"{count} ids, at most {MAX_STOP_TOKEN_IDS}")
+        if self.constraint is not None:
+            self._check_that_it_can_be_satisfied()
 
     def _check_ids(self) -> None:
         if len(self.logit_bias) > MAX_BIASED_IDS:
@@ -242,6 +252,13 @@ class SamplingParams:
             raise _invalid("bad_token_ids", f"{len(self.bad_token_ids)} sequences, {limit}")
         if () in self.bad_token_ids:
             raise _invalid(f"bad_token_ids[{self.bad_token_ids.index(())}]", "is empty")
+
+    def _check_that_it_can_be_satisfied(self) -> None:
+        """Refuse what may forbid the only id that a constraint leaves, or cut its text short."""
+        for name in UNFIT_FOR_CONSTRAINTS:
+            if getattr(self, name):
+                word = name.replace("bad_token_ids", "bad_words")
+                raise _invalid(word, "cannot be promised together with a constraint")
 
     @property
     def penalises(self) -> bool:

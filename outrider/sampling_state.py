@@ -11,8 +11,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from outrider.distribution import Bias, Penalties, RowSampling, pack_ids
+from outrider.distribution import Bias, Penalties, RowSampling
 from outrider.sampling import SamplingParams
+from outrider.token_sets import Bits, pack_ids
 
 Ints = npt.NDArray[np.int64]
 
@@ -24,14 +25,23 @@ class Constrained(Protocol):
         """Return the state behind an output, which may be shorter than the present one."""
         ...
 
-    def allowed(
-        self, token_ids: Sequence[int], parents: Sequence[int]
-    ) -> list[npt.NDArray[np.uint8] | None]:
+    def allowed(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[Bits | None]:
         """Return which ids may follow the output, then each node of a draft.
 
         As ``RowSampling.allowed``; None behind a node that is not allowed itself, where it does
-        not matter, and where everything is.
+        not matter, and where everything is. An empty set says that there is no way on.
         """
+        ...
+
+    def after(self, path: Sequence[int]) -> Bits | None:
+        """Return which ids a draft may have behind a path; None as above, and where that would
+        take too long to say."""
+        ...
+
+    def legal(
+        self, path: Sequence[int], token_ids: Sequence[int], parents: Sequence[int]
+    ) -> list[bool]:
+        """Return of each node of a draft behind a path whether it is allowed, its parents too."""
         ...
 
 
@@ -85,7 +95,7 @@ class SamplingState:
         row = self._edited([len(path) + num_unknown], [path])[0]
         if self.constrained is None or num_unknown:
             return row
-        return row.allowing(self.constrained.allowed(path, ())[-1])
+        return row.allowing(self.constrained.after(path))
 
     @property
     def _num_masked(self) -> int:
@@ -163,6 +173,16 @@ class SequenceState:
     def __len__(self) -> int:
         return len(self._ids)
 
+    @property
+    def constrained(self) -> Constrained | None:
+        """The text under a constraint, as the latest state has it."""
+        return self._state.constrained
+
+    @property
+    def output_ids(self) -> Sequence[int]:
+        """All ids behind the prompt."""
+        return self._ids[self._num_prompt_tokens :]
+
     def tell(self, start: int, token_ids: Sequence[int]) -> None:
         """Take in that the sequence holds exactly ``token_ids`` from ``start`` on.
 
@@ -173,19 +193,21 @@ class SequenceState:
         self._num_same = min(self._num_same, start)
         self._ids[start:] = token_ids
 
-    def state(self) -> SamplingState:
-        """Return the state behind all ids."""
+    def state(self, constrained: Constrained | None = None) -> SamplingState:
+        """Return the state behind all ids.
+
+        ``constrained`` is the constrained text behind them, where that is known already.
+        """
         sampling, num_prompt, before = self._sampling, self._num_prompt_tokens, self._state
         seen = counts = None
         tail: tuple[int, ...] = ()
-        constrained = before.constrained
         if sampling.penalises:
             seen, counts = self._counted(before)
         if sampling.bad_token_ids:
             longest = max(map(len, sampling.bad_token_ids)) - 1
             tail = tuple(self._ids[-longest:]) if longest else ()
-        if constrained is not None:
-            constrained = constrained.behind(self._ids[num_prompt:])
+        if constrained is None and before.constrained is not None:
+            constrained = before.constrained.behind(self.output_ids)
         self._state = SamplingState(
             sampling, num_prompt, len(self._ids), seen, counts, tail, constrained, before.plain
         )

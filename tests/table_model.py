@@ -19,6 +19,7 @@ from tokenizers.models import WordLevel
 
 from drafter_svc.model import DraftingHead, ModelSource
 from drafter_svc.servicer import DrafterServicer
+from outrider.constraint import Constraints
 from outrider.engine import CacheTooShort, EngineSettings, EngineStats, Finished, Head, JobInput
 from outrider.identity import (
     IdentityDigests,
@@ -252,6 +253,7 @@ def table_verifier(
         verifier = VerifierServicer(
             engine=engine,  # type: ignore[arg-type]
             identity=identity,
+            constraints=Constraints(table_files().tokenizer()),
             max_draft_tokens=MAX_DRAFT_TOKENS,
             max_sequences=MAX_SEQUENCES,
         )

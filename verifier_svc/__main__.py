@@ -10,6 +10,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 
+from outrider.constraint import Constraints
 from outrider.distribution import HEAD_SIZE
 from outrider.engine import LoadedModel
 from outrider.hosting import UnusableModel, host_model
@@ -46,6 +47,7 @@ async def open_verifier(settings: VerifierSettings) -> AsyncIterator[Register]:
         verifier = VerifierServicer(
             engine=model.engine,
             identity=model.identity,
+            constraints=Constraints(model.files.tokenizer()),
             max_draft_tokens=settings.max_draft_tokens,
             max_sequences=settings.max_sequences,
             max_feature_layer=model.engine.max_tap,

@@ -1,6 +1,7 @@
 """A lease: what the verifier keeps of one sequence while its stream is open."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.engine import Engine, NoRoomForTree, SequenceCache
@@ -55,8 +56,8 @@ class VerifierLease:
 
         A tree for which there is no room is treated as no draft; the job says so.
 
-        Raises: InvalidField if the ids do not fit the context; CacheTooShort if KV got lost
-            meanwhile.
+        Raises: InvalidField if the ids do not fit the context, or a constraint leaves no token;
+            CacheTooShort if KV got lost meanwhile.
         """
         base = start + len(token_ids)
         if base > self.max_context_length:
@@ -68,21 +69,23 @@ class VerifierLease:
         score = await self._score_prompt(start, token_ids)
         if score is not None:
             start, token_ids = score.end, token_ids[score.end :]
-        job = Verification(
-            cache=self.cache,
-            law=self.law,
-            begin=start,
-            token_ids=token_ids,
-            proposed=proposed,
-            state=self.states.state(),
-            cycle=cycle,
-            num_traced_ids=num_traced_ids,
-            num_continuations=num_continuations,
-            feature_layers=feature_layers,
-            score_only=score_only,
-            wants_rank_uniforms=wants_rank_uniforms,
-            priority=self.priority,
-            prompt_score=score,
+        job = await self._judged(
+            lambda: Verification(
+                cache=self.cache,
+                law=self.law,
+                begin=start,
+                token_ids=token_ids,
+                proposed=proposed,
+                state=self.states.state(),
+                cycle=cycle,
+                num_traced_ids=num_traced_ids,
+                num_continuations=num_continuations,
+                feature_layers=feature_layers,
+                score_only=score_only,
+                wants_rank_uniforms=wants_rank_uniforms,
+                priority=self.priority,
+                prompt_score=score,
+            )
         )
         try:
             await self.engine.run(job)
@@ -90,10 +93,36 @@ class VerifierLease:
             job = replace(job, proposed=Proposed(), dropped=str(error))
             await self.engine.run(job)
         assert job.decision is not None
+        self._require_way_on(job, job.decision.accepted_nodes)
         accepted = [job.draft_token_ids[node] for node in job.decision.accepted_nodes]
         self.digest.extend(accepted)
         self.states.tell(base, accepted)
         return job
+
+    async def _judged(self, make: Callable[[], Verification]) -> Verification:
+        """Make a job, which tells how each of its rows is processed.
+
+        A constraint has much to tell, of some grammars for long: not on the event loop.
+        """
+        if self.law.sampling.constraint is None:
+            return make()
+        job = await asyncio.to_thread(make)
+        self._require_way_on(job, ())
+        return job
+
+    def _require_way_on(self, job: Verification, accepted_nodes: Sequence[int]) -> None:
+        """Raise InvalidField if the row behind the accepted nodes had no id to choose.
+
+        What it chose is never told: an answer is what it was asked to be, or an error.
+        """
+        if job.rows[accepted_nodes[-1] + 1 if accepted_nodes else 0].is_dead_end:
+            assert self.law.sampling.constraint is not None
+            length = job.base + len(accepted_nodes) - self.law.num_prompt_tokens
+            raise InvalidField(
+                f"sampling_params.{self.law.sampling.constraint.kind.value}",
+                f"no token can follow the first {length} of this output: the vocabulary cannot "
+                "write what would, or too much could",
+            )
 
     async def _score_prompt(self, start: int, token_ids: Sequence[int]) -> PromptScore | None:
         """Work out the log probabilities of the prompt, where a step that holds it is asked to."""

@@ -6,6 +6,7 @@ from itertools import chain
 
 import grpc
 
+from outrider.constraint import Constraints
 from outrider.continuations import MAX_CONTINUATIONS
 from outrider.draft import Draft
 from outrider.engine import CacheTooShort, Engine
@@ -36,6 +37,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     engine: Engine
     identity: ModelIdentity
+    constraints: Constraints
     max_draft_tokens: int
     max_sequences: int
     max_feature_layer: int | None = None
@@ -53,7 +55,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> AsyncIterator[verifier_pb2.VerifyResponse]:
         """Open a lease with the first message, answer every step, free the KV when the stream
         ends."""
-        lease = self._open(await first_message(request_iterator))
+        lease = await self._open(await first_message(request_iterator))
         try:
             incarnation = self.identity.incarnation
             opened = verifier_pb2.VerifyOpened(incarnation=incarnation)
@@ -65,7 +67,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             self.num_leases -= 1
             lease.close()
 
-    def _open(self, request: verifier_pb2.VerifyRequest) -> VerifierLease:
+    async def _open(self, request: verifier_pb2.VerifyRequest) -> VerifierLease:
         if request.WhichOneof("kind") != "open":
             raise InvalidField("kind", "the first message of a stream must be open")
         opening = request.open
@@ -74,6 +76,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         rule = RULES.get(opening.ratio_rule)
         if rule is None:
             raise InvalidField("open.ratio_rule", f"{opening.ratio_rule} is not a rule")
+        constrained = await self.constraints.opened(sampling)
         if self.num_leases >= self.max_sequences:
             raise ResourceExhausted(f"all {self.max_sequences} leases of this verifier are open")
         self.num_leases += 1
@@ -84,7 +87,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             priority=-opening.priority,  # the engine runs lower ones first
             max_context_length=self.identity.max_context_length,
             digest=PrefixDigest(),
-            states=SequenceState(sampling, opening.num_prompt_tokens, self.identity.vocab_size),
+            states=SequenceState(
+                sampling, opening.num_prompt_tokens, self.identity.vocab_size, constrained
+            ),
         )
 
     async def _step(

@@ -79,24 +79,36 @@ def enabled_gain(enabled: Collection[str], found: Mapping[str, Worth]) -> Eviden
 
 
 def protected_is_not_delayed(
-    of: LoadClass, requests: Sequence[Finished], baseline: Sequence[Finished], budget: float
+    of: LoadClass,
+    requests: Sequence[Finished],
+    baselines: Sequence[Sequence[Finished]],
+    budget: float,
 ) -> Evidence:
     """Requests of the highest priority are not slower than where nobody has drafts, beyond what
-    drafts of others may lengthen their passes by."""
-    ours, before = (
-        [each for each in side if each.class_name == of.name] for side in (requests, baseline)
-    )
-    if min(len(ours), len(before)) < MIN_REQUESTS:
+    drafts of others may lengthen their passes by.
+
+    ``baselines`` are runs before and after; how far they are apart says what the machine does.
+    """
+    ours = _of(requests, of)
+    before = [_of(each, of) for each in baselines]
+    if min(map(len, (ours, *before))) < MIN_REQUESTS:
         return _evidence("protected traffic", NOT_RUN, "", "too few requests")
-    first, later = _slowdown(ours, before, FIRST), _slowdown(ours, before, LATER)
-    alone = _slowdown([each for each in ours if each.is_control] or ours, before, LATER)
+    pooled = [each for side in before for each in side]
+    first, later = _slowdown(ours, pooled, FIRST), _slowdown(ours, pooled, LATER)
+    alone = _slowdown([each for each in ours if each.is_control] or ours, pooled, LATER)
+    apart = [_slowdown(before[-1], before[0], measure) for measure in (FIRST, LATER)]
     return _evidence(
         f"protected traffic ({of.name}, priority {of.priority}) is not delayed beyond its budget",
         PASS if max(first, later) <= 1 + budget else FAIL,
-        f"means of at most {1 + budget:g} times those of the run without any drafts",
+        f"means of at most {1 + budget:g} times those of the runs without any drafts",
         f"first token {first:.2f}, later tokens {later:.2f} times; later tokens of its control, "
-        f"which has no drafts itself, {alone:.2f} times",
+        f"which has no drafts itself, {alone:.2f} times; the run without drafts that came after "
+        f"took {apart[0]:.2f} and {apart[1]:.2f} times what the one before did",
     )
+
+
+def _of(requests: Sequence[Finished], of: LoadClass) -> list[Finished]:
+    return [each for each in requests if each.class_name == of.name]
 
 
 def _slowdown(ours: Sequence[Finished], before: Sequence[Finished], measure: str) -> float:

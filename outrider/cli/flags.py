@@ -27,6 +27,8 @@ FIELDS = {
     "sampling_params.allowed_token_ids": "--allow-token",
     "sampling_params.banned_token_ids": "--ban-token",
     "sampling_params.bad_words": "--bad-word",
+    "sampling_params.choice.choices": "--choice",
+    "sampling_params.constraint_after": "--after",
     **{
         f"sampling_params.{name}": f"--{name.replace('_', '-')}"
         for name in (
@@ -46,6 +48,11 @@ FIELDS = {
             "repetition_penalty",
             "logit_bias",
             "logprobs",
+            "json_schema",
+            "json_object",
+            "regex",
+            "grammar",
+            "choice",
         )
     },
 }

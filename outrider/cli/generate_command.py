@@ -8,6 +8,7 @@ import typer
 
 from outrider.cli.flags import DEFAULT_ADDRESS, Address, biases, check_biases
 from outrider.cli.generate import GenerateOptions, Prompt, read_tools, run_generate
+from outrider.cli.structured import read_constraint
 from outrider.client import generate_request
 from outrider.sampling import AcceptanceRule, SamplingParams
 
@@ -94,6 +95,34 @@ def generate(
         bool, typer.Option("--include-stop", help="Keep what ended the output in the text.")
     ] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after EOS.")] = False,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with a JSON schema that the output must satisfy.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    json_object: Annotated[
+        bool, typer.Option("--json-object", help="The output must be a JSON object.")
+    ] = False,
+    regex: Annotated[
+        str, typer.Option(help="Regular expression that the whole output must match.")
+    ] = "",
+    grammar: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with a grammar that the output must follow: Lark's notation, or GBNF.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(help="Text that the output may be; may repeat.")
+    ] = None,
+    after: Annotated[
+        str, typer.Option(help="Free text up to this string; the form holds behind it.")
+    ] = "",
     logprobs: Annotated[
         int | None,
         typer.Option(help="Print log probabilities of the tokens and of so many likeliest ids."),
@@ -126,6 +155,14 @@ def generate(
         include_stop_str_in_output=include_stop,
         ignore_eos=ignore_eos,
         logprobs=logprobs,
+        constraint=read_constraint(
+            json_schema=json_schema,
+            json_object=json_object,
+            regex=regex,
+            grammar=grammar,
+            choices=choice or (),
+            after=after,
+        ),
     )
     request = generate_request(
         Prompt(prompt, chat, system, tools).messages_or_text,

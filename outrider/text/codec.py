@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from outrider.constraint import Constraints
 from outrider.errors import InvalidField
 from outrider.identity.files import TokenizerFiles
 from outrider.identity.special import SpecialTokens
@@ -23,6 +24,7 @@ class TextCodec:
         "_template",
         "_token_bytes",
         "_tokenizer",
+        "constraints",
         "special_tokens",
         "vocab_size",
     )
@@ -30,6 +32,7 @@ class TextCodec:
     def __init__(self, files: TokenizerFiles) -> None:
         self._tokenizer = files.tokenizer()
         self._token_bytes = TokenBytes(self._tokenizer)
+        self.constraints = Constraints(self._tokenizer)
         self.special_tokens = SpecialTokens.from_files(files, tokenizer=self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)

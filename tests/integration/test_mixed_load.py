@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.mixed_load import BASELINE, POLICY, TRIAL, measure
+from bench.mixed_load import AGAIN, BASELINE, POLICY, TRIAL, measure
 from outrider.cli.report import run_report
 from outrider.packet.inputs import Inputs
 from outrider.receipts import read_receipts
@@ -25,7 +25,8 @@ async def test_each_run_has_its_policy_and_its_receipts(tmp_path: Path) -> None:
     assert verdicts["every request is completed"] == "pass"
     assert verdicts["no other class has drafts"] == "pass"
     runs = {
-        name: list(read_receipts(tmp_path / f"{name}.jsonl")) for name in (BASELINE, TRIAL, POLICY)
+        name: list(read_receipts(tmp_path / f"{name}.jsonl"))
+        for name in (BASELINE, TRIAL, POLICY, AGAIN)
     }
     num_requests = int(told["facts"]["load"].split()[0])
     for name, receipts in runs.items():
@@ -33,12 +34,12 @@ async def test_each_run_has_its_policy_and_its_receipts(tmp_path: Path) -> None:
         assert {each.policy.version for each in receipts} == {name}
         assert all(each.request_id.startswith(f"{name}-") for each in receipts)
     asked = {name: [each.requested.target_only for each in run] for name, run in runs.items()}
-    assert all(asked[BASELINE])
+    assert all(asked[BASELINE] + asked[AGAIN])
     assert 0 < sum(asked[TRIAL]) == sum(asked[POLICY]) < num_requests
-    assert not sum(each.num_spec_steps for each in runs[BASELINE])
+    assert not sum(each.num_spec_steps for each in runs[BASELINE] + runs[AGAIN])
     inputs = Inputs(
         (tmp_path / f"{POLICY}.jsonl",),
-        baseline=(tmp_path / f"{BASELINE}.jsonl",),
+        baseline=tuple(tmp_path / f"{name}.jsonl" for name in (BASELINE, AGAIN)),
         load=tmp_path / "load.json",
         fixture=False,
     )

@@ -6,14 +6,17 @@ coupled.
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import AsyncIterator, Sequence
 
+import jsonschema
 import pytest
 import pytest_asyncio
 
 from outrider.client import Output, generate_request
 from outrider.questions import load_questions
-from outrider.sampling import SamplingParams
+from outrider.sampling import Constraint, ConstraintKind, SamplingParams
+from outrider.v1 import generation_pb2
 from tests.cluster import Cluster, cluster
 from tests.real.models import target, trained_draft, trained_heads
 
@@ -167,6 +170,38 @@ async def test_no_draft_changes_a_token_or_its_log_probability_under_penalties(
         for output, expected in zip(outputs, plain, strict=True):
             assert list(output.complete.logprobs) == list(expected.complete.logprobs)
             assert len(output.complete.logprobs) == 16
+
+
+END_OF_TURN = 2  # of SmolLM2
+SCHEMA = {
+    "type": "object",
+    "properties": {"topic": {"type": "string", "maxLength": 20}, "hard": {"type": "boolean"}},
+    "required": ["topic", "hard"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("after", ["", "."])
+async def test_no_draft_changes_a_token_of_a_constrained_text(
+    services: Cluster, law: str, after: str
+) -> None:
+    constraint = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(SCHEMA), after=after)
+    how = {"max_tokens": 60, "constraint": constraint, "stop_token_ids": (END_OF_TURN,)}
+    prompts = [f"{prompt} Say the topic in JSON." for prompt in PROMPTS[:4]]
+    plain = await run(services, law, prompts, salt=f"{law}{after}", target_only=True, **how)
+    for output in plain:
+        text = output.text.partition(after)[2] if after else output.text
+        if output.complete.finish_reason == generation_pb2.FINISH_REASON_STOP:
+            jsonschema.validate(json.loads(text), SCHEMA)
+        else:
+            assert after, "that is long enough for the whole of it"
+    for source, num in (("model", 3), ("suffix+recycling", 12), ("eagle3-tree", 12)):
+        drafts = {"sources": [source], "num_draft_tokens": num}
+        outputs = await run(services, law, prompts, salt=f"{law}{after}{source}", **drafts, **how)
+        assert ids(outputs) == ids(plain), source
+        assert any(output.complete.receipt.num_accepted_draft_tokens for output in outputs)
 
 
 @pytest.mark.slow

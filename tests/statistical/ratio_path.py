@@ -14,15 +14,18 @@ from multiprocessing import get_context
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
 
 from outrider import acceptance, wire
 from outrider.acceptance import ChainRequest
+from outrider.constraint import Constraints
 from outrider.distribution import RowSampling
 from outrider.draft import Draft
 from outrider.proposal import Place, propose
 from outrider.proposed import Proposed
 from outrider.sampling import AcceptanceRule, Mode, SamplingParams, proposal_key
-from outrider.sampling_state import SequenceState
+from outrider.sampling_state import SamplingState, SequenceState
 from tests.statistical.law import Floats, Ids, TableLaw
 
 VOCAB_SIZE = 6
@@ -33,6 +36,22 @@ NUM_TOKENS = 3
 NUM_CYCLES = 3
 BATCH = 2_000
 ROW = RowSampling(temperature=0.8)
+TEXTS = ("a", "b", "c", "ab", "ca", "<end>")
+"""What the ids write; the last one is a special token."""
+
+
+def vocabulary() -> Tokenizer:
+    """Return a tokenizer of these."""
+    tokenizer = Tokenizer(
+        BPE({text: i for i, text in enumerate(TEXTS[:-1])}, [("a", "b"), ("c", "a")])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([TEXTS[-1]])
+    return tokenizer
+
+
+CONSTRAINTS = Constraints(vocabulary())
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +69,8 @@ class Setting:
     """The verifier checks that tokens are what their counts draw."""
     sampling: SamplingParams | None = None
     """What rows follow that depend on the text; in place of ``row`` and ``draft_row``."""
+    cuts: bool = False
+    """Draft rows are not masked by a constraint; drafts are cut to what it allows instead."""
 
     def rows(
         self, context: Sequence[int], token_ids: Sequence[int] = ()
@@ -69,9 +90,16 @@ def text_rows(
     sampling: SamplingParams, context: tuple[int, ...], token_ids: tuple[int, ...]
 ) -> tuple[RowSampling, ...]:
     """Ask as verifier and drafter do; there are few different texts."""
-    states = SequenceState(sampling, len(PROMPT), VOCAB_SIZE)
+    return text_state(sampling, context).rows(token_ids)
+
+
+@cache
+def text_state(sampling: SamplingParams, context: tuple[int, ...]) -> SamplingState:
+    """Return the state behind a text."""
+    constrained = None if sampling.constraint is None else CONSTRAINTS.open(sampling)
+    states = SequenceState(sampling, len(PROMPT), VOCAB_SIZE, constrained)
     states.tell(0, context)
-    return states.state().rows(token_ids)
+    return states.state()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +179,31 @@ def draft(
     made = []
     for ids, distributions in zip(drawn, listed, strict=True):
         travels = () if setting.point_mass else tuple(distributions[num_guesses:])
-        tokens = tuple(ids[num_guesses:])
-        made.append(Ahead(tuple(ids[:num_guesses]), Proposed.of(Draft(tokens, "model", travels))))
+        path, made_draft = (
+            tuple(ids[:num_guesses]),
+            Draft(tuple(ids[num_guesses:]), "model", travels),
+        )
+        if setting.cuts:
+            made_draft = legal_part(setting, contexts[len(made)], path, made_draft)
+        made.append(Ahead(path, Proposed.of(made_draft)))
     return made
+
+
+def legal_part(
+    setting: Setting, context: Sequence[int], path: Sequence[int], whole: Draft
+) -> Draft:
+    """Return what of a draft the constraint allows."""
+    assert setting.sampling is not None
+    constrained = text_state(setting.sampling, tuple(context)).constrained
+    assert constrained is not None
+    return whole.legal_part(constrained.legal(path, whole.token_ids, ()))
 
 
 def draft_row(setting: Setting, text: Sequence[int]) -> RowSampling:
     """How the drafter processes the row behind a text."""
-    return setting.draft_row if setting.sampling is None else setting.rows(text)[0]
+    if setting.sampling is None or setting.cuts:
+        return setting.draft_row
+    return setting.rows(text)[0]
 
 
 def drafts_of(setting: Setting, runs: Sequence[Run], cycle: int, tally: Tally) -> list[Proposed]:

@@ -11,6 +11,7 @@ from transformers import (
 
 from outrider import distribution
 from outrider.distribution import RowSampling, log_probs, process
+from outrider.token_sets import pack_ids
 
 SAMPLINGS = [
     RowSampling(),
@@ -151,3 +152,32 @@ def test_greedy_takes_the_lowest_id_and_tells_the_lead():
 def test_refuses_what_has_no_distribution(logits, row, vocab_size):
     with pytest.raises(ValueError, match=r"."):
         process(logits, [row], vocab_size=vocab_size)
+
+
+@pytest.mark.parametrize("num_allowed", [1, 5, 16, 17, 400])
+@pytest.mark.parametrize(
+    "row", [RowSampling(0.7), RowSampling(1.3, top_k=9), RowSampling(top_p=0.6)]
+)
+def test_a_mask_leaves_the_law_of_what_it_allows(row, num_allowed):
+    """Where that fits the head, where it does not, and where it is all that truncation sees."""
+    generator = torch.Generator().manual_seed(num_allowed)
+    logits = torch.randn(3, 500, generator=generator)
+    allowed = torch.randperm(500, generator=generator)[:num_allowed].sort().values
+    masked = row.allowing(pack_ids(allowed.tolist(), 500))
+    found = process(logits, [masked] * 3, vocab_size=500, head_size=16).log_probs()
+    alone = process(
+        logits[:, allowed].contiguous(), [row] * 3, vocab_size=num_allowed, head_size=16
+    )
+    expected = torch.full_like(found, -torch.inf)
+    expected[:, allowed] = alone.log_probs()
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_a_row_that_a_constraint_leaves_nothing_is_marked_and_runs():
+    row = RowSampling().allowing(pack_ids([], 8))
+    assert row.is_dead_end
+    assert RowSampling().allowing(pack_ids([3], 8)).allowing(pack_ids([4], 8)).is_dead_end
+    rows = [row, RowSampling().allowing(pack_ids([3], 8))]
+    found = process(torch.zeros(2, 8), rows, vocab_size=8, head_size=4).log_probs()
+    assert (found[0] > -torch.inf).all()
+    assert (found[1] > -torch.inf).nonzero()[:, 0].tolist() == [3]

@@ -82,3 +82,27 @@ def test_what_is_made_of_a_read_draft_is_written_anew():
 def test_paths_of_a_chain(nodes, is_path):
     assert DRAFT.has_path(nodes) == is_path
     assert replace(DRAFT, parents=(-1, 0, 1)).has_path(nodes) == is_path
+
+
+def test_the_legal_part_of_a_chain_ends_before_what_is_not():
+    part = DRAFT.legal_part([True, False, False])
+    assert part.token_ids == (4,)
+    assert part.distributions == DRAFT.distributions[:1]
+    assert part.logit_margins == (0.5,)
+    assert part.source == "model"
+    assert DRAFT.legal_part([True] * 3) is DRAFT
+    assert not DRAFT.legal_part([False] * 3)
+
+
+def test_the_legal_part_of_a_tree_keeps_who_stands_behind_whom():
+    tree = Draft((1, 2, 3, 4, 5, 6), "tree", parents=(-1, -1, 0, 1, 1, 4), logit_margins=(0.5,) * 6)
+    part = tree.legal_part([False, True, False, True, True, True])
+    assert part == Draft((2, 4, 5, 6), "tree", parents=(-1, 0, 0, 2), logit_margins=(0.5,) * 4)
+
+
+def test_what_is_not_legal_beside_probes_becomes_one():
+    """Their source learns from what is said of the very nodes that it sent."""
+    draft = Draft((1, 2, 3), "lookahead", parents=(-1, 0, -1), probes=(False, False, True))
+    part = draft.legal_part([True, False, False])
+    assert part == replace(draft, probes=(False, True, True))
+    assert draft.legal_part([True, True, False]) == draft

@@ -1,12 +1,14 @@
 """Draft tokens are drawn by the target's rule and travel with what they were drawn from."""
 
+import numpy as np
 import pytest
 import torch
 
 from outrider import acceptance, noise, wire
-from outrider.distribution import RowSampling
+from outrider.distribution import Bias, Penalties, RowSampling
 from outrider.proposal import Place, propose
 from outrider.sampling import Mode
+from outrider.token_sets import pack_ids
 
 KEYS, POSITIONS = [11, 12, 13, 14] * 50, list(range(200))
 
@@ -83,3 +85,39 @@ def test_a_guess_in_ratio_is_the_most_likely_id():
 def test_ratio_needs_ids_to_draw_from():
     with pytest.raises(ValueError, match="num_listed"):
         proposals(torch.zeros(1, 100), RowSampling(), Mode.RATIO, num_listed=0)
+
+
+EDITS = {
+    "bias": RowSampling(bias=Bias.of([(3, 9.0), (30, 9.0), (61, 2.5)])),
+    "penalties": RowSampling(
+        penalties=Penalties(
+            np.array([1, 30, 60]), np.array([2, 3, 0]), frequency=1.5, presence=1, repetition=1.8
+        )
+    ),
+    "allowed": RowSampling(allowed=pack_ids(range(0, 90, 3), 90)),
+    "banned": RowSampling(banned_ids=(30, 31, 32)),
+    "both": RowSampling(allowed=pack_ids(range(0, 90, 3), 90), banned_ids=(30, 60)),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_draft_vocabulary_is_processed_as_the_ids_that_it_stands_for(name, mode):
+    """As if all other ids of the target had no probability."""
+    draft_ids, row = torch.arange(0, 100, 5), EDITS[name]
+    own = torch.randn(200, len(draft_ids), generator=torch.Generator().manual_seed(6)) * 2
+    logits = torch.full((200, 100), -1e30)
+    logits[:, draft_ids] = own
+    drafted = proposals(own, row, mode, num_listed=8, draft_ids=draft_ids)
+    expected = proposals(logits, row, mode, num_listed=8)
+    assert [each.token_id for each in drafted] == [each.token_id for each in expected]
+    assert len({each.token_id for each in drafted}) > 3
+
+
+def test_where_no_id_of_a_draft_vocabulary_is_allowed_the_pass_goes_on():
+    draft_ids = torch.arange(0, 100, 5)
+    row = RowSampling(allowed=pack_ids([1, 2, 3], 90), banned_ids=(5,))
+    own = torch.randn(4, len(draft_ids), generator=torch.Generator().manual_seed(6))
+    for mode in Mode:
+        drafted = proposals(own, row, mode, draft_ids=draft_ids)
+        assert all(each.token_id in draft_ids for each in drafted)

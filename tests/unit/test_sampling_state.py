@@ -182,6 +182,12 @@ class Even:
         bits = [np.arange(VOCAB_SIZE) % 2 == (self.num + depth) % 2 for depth in depths]
         return [np.packbits(each, bitorder="little") for each in bits]
 
+    def after(self, path):
+        return self.allowed(path, ())[-1]
+
+    def legal(self, path, token_ids, parents):
+        raise NotImplementedError
+
 
 def test_a_constraint_masks_each_row_by_its_own_path():
     sampling = SamplingParams(banned_token_ids=(2,), frequency_penalty=0.5)

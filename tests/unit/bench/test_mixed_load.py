@@ -94,15 +94,29 @@ def protected(num: int, **changed: object) -> list:
 def test_protected_traffic_may_be_slowed_within_its_budget_only():
     def verdict(**changed: object) -> str:
         found = checks.protected_is_not_delayed(
-            PROTECTED, protected(5, **changed), protected(5), 0.1
+            PROTECTED, protected(5, **changed), (protected(5), protected(5)), 0.1
         )
         return found.verdict
 
     assert verdict() == verdict(total_ms=159.0) == verdict(ttft_ms=54.0, total_ms=154.0) == "pass"
     assert verdict(total_ms=161.0) == "fail", "later tokens"
     assert verdict(ttft_ms=56.0, total_ms=156.0) == "fail", "the first one"
-    few = checks.protected_is_not_delayed(PROTECTED, protected(4), protected(5), 0.1)
+    few = checks.protected_is_not_delayed(
+        PROTECTED, protected(5), (protected(4), protected(5)), 0.1
+    )
     assert few.verdict == "not run"
+
+
+def test_a_machine_that_became_slower_weighs_on_both_sides():
+    def found(later_ms: float) -> checks.Evidence:
+        baselines = (protected(5), protected(5, total_ms=later_ms))
+        return checks.protected_is_not_delayed(
+            PROTECTED, protected(5, total_ms=170.0), baselines, 0.1
+        )
+
+    assert found(150.0).verdict == "fail"
+    assert found(170.0).verdict == "pass"
+    assert "came after took 1.00 and 1.20 times" in found(170.0).finding
 
 
 def answered(request_id: str, **changed: object) -> Answered:

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from outrider.cli import commands, generate_command
 from outrider.cli.generate import GenerateOptions, run_generate
 from outrider.errors import InvalidField
+from outrider.v1 import common_pb2, generation_pb2_grpc
 from outrider.v1 import generation_pb2 as pb
-from outrider.v1 import generation_pb2_grpc
 
 
 @pytest.fixture
@@ -65,6 +65,35 @@ def test_every_flag_arrives(asked):
     assert (sampling.bad_words, sampling.stop) == (["x", "y"], ["END"])
     lengths = request.speculation.min_draft_tokens, request.speculation.max_draft_tokens
     assert lengths == (2, 6)
+
+
+def test_the_form_of_the_output(asked, tmp_path: Path):
+    path = tmp_path / "form"
+    path.write_text('{"enum": ["f\u00fc"]}', encoding="utf-8")
+    forms = {
+        ("--json-schema", str(path), "--after", "so:"): common_pb2.SamplingParams(
+            json_schema='{"enum": ["fü"]}', constraint_after="so:"
+        ),
+        ("--grammar", str(path)): common_pb2.SamplingParams(grammar='{"enum": ["fü"]}'),
+        ("--regex", "a+"): common_pb2.SamplingParams(regex="a+"),
+        ("--json-object",): common_pb2.SamplingParams(json_object=True),
+        ("--choice", "yes", "--choice", "no"): common_pb2.SamplingParams(
+            choice=common_pb2.Choice(choices=["yes", "no"])
+        ),
+    }
+    for flags, expected in forms.items():
+        found = ask(asked, *flags).sampling_params
+        name = expected.WhichOneof("constraint")
+        assert found.WhichOneof("constraint") == name
+        assert getattr(found, name) == getattr(expected, name)
+        assert found.constraint_after == expected.constraint_after
+    with pytest.raises(InvalidField, match="--choice: not together with --regex"):
+        ask(asked, "--choice", "a", "--regex", "b")
+    with pytest.raises(InvalidField, match="--after: there is no constraint"):
+        ask(asked, "--after", "b")
+    path.write_bytes(b"\xff")
+    with pytest.raises(InvalidField, match=r"--grammar: .* is no text"):
+        ask(asked, "--grammar", str(path))
 
 
 def test_tools_are_read_from_a_file(asked, tmp_path: Path):

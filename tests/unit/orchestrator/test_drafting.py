@@ -15,9 +15,12 @@ from orchestrator.policy import AutoLength, ConstantLength, LengthSchedule, Spec
 from orchestrator.receipt import Stats
 from orchestrator.sequence import Event, Sequence
 from orchestrator.verdict import CommittedToken, Origin
+from outrider.constraint import Constraints
 from outrider.draft import Draft
 from outrider.lookup.ngram import NgramIndex
 from outrider.policy import ON, AfterError, AfterLowAgreement, Fallbacks, MinAgreement
+from outrider.sampling import Constraint, ConstraintKind, SamplingParams
+from tests.toy import toy_tokenizer
 from tests.unit.orchestrator.test_estimates import verdict
 
 PROMPT = (1, 2, 3)
@@ -225,6 +228,24 @@ async def test_a_wait_that_no_longer_pays_is_cut_short_and_not_held_against_the_
     assert scene.blocks == {"late": 1}
     assert scene.lease.patience.num_late == 0
     assert length.lane.draft.arrival.value < 1
+
+
+async def test_what_lookup_copies_is_cut_to_what_a_constraint_allows():
+    """The digits that followed the same letters may not follow here."""
+    tokenizer = toy_tokenizer()
+    a, b, one = (tokenizer.token_to_id(each) for each in "xy1")
+    sampling = SamplingParams(
+        constraint=Constraint(ConstraintKind.REGEX, "xyx+"), stop_token_ids=(510,)
+    )
+    for constrained, expected in ((None, (a, one)), (Constraints(tokenizer).open(sampling), (a,))):
+        scene = Scene()
+        plan = SpeculationPlan(("model",), ConstantLength(2), WAIT_S, True, ON)
+        scene.drafting.plan, scene.drafting.open_lease = plan, lambda: None
+        scene.drafting.index, scene.drafting.constrained = NgramIndex(), constrained
+        scene.sequence = Sequence("s", (a, b, a, one, one), 40)
+        scene.sequence.apply(Event.VERIFIER_FOUND)
+        scene.sequence.commit([CommittedToken(each, Origin.ONLY) for each in (a, b)], None)
+        assert await scene.draft() == expected
 
 
 def plan_after(errors: AfterError, scene: Scene) -> None:
