@@ -7,7 +7,7 @@ import numpy as np
 
 from outrider.audit.asking import Answer, Asker
 from outrider.audit.intervals import share
-from outrider.audit.reference import Law, Reference
+from outrider.audit.reference import Floats, Law, Reference
 from outrider.audit.view import Table, Verdict, View, verdict_of
 from outrider.ties import TIE
 
@@ -87,13 +87,16 @@ async def compare(
     )
 
 
-async def gaps(answers: Sequence[Answer], reference: Reference) -> Gaps:
-    """Let the reference read greedy outputs."""
-    leads = []
-    for answer in answers:
-        rows = await reference.read(answer.ask.prompt.token_ids, answer.token_ids, Law())
-        leads.append(rows.lead)
-    every = np.concatenate(leads)
+async def gaps(
+    answers: Sequence[Answer], reference: Reference, known: dict[tuple[int, ...], Floats]
+) -> Gaps:
+    """Let the reference read greedy outputs; ``known`` keeps what it said of each text."""
+    texts = [(answer.ask.prompt.token_ids, answer.token_ids) for answer in answers]
+    for prompt_ids, output_ids in texts:
+        text = (len(prompt_ids), *prompt_ids, *output_ids)
+        if text not in known:
+            known[text] = (await reference.read(prompt_ids, output_ids, Law())).lead
+    every = np.concatenate([known[len(one), *one, *other] for one, other in texts])
     return Gaps(answers[0].ask.way.name, len(every), int((every > 0).sum()), float(every.max()))
 
 

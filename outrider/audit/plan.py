@@ -26,7 +26,7 @@ class Sizes:
 
     ``num_samples`` outputs are drawn of every prompt for each rule, and twice as many of the target
     alone; ``num_programs`` and ``num_sums`` are the tasks of the two kinds, answered with at most
-    ``task_tokens`` tokens.
+    ``task_tokens`` tokens. Prompts of more than ``max_characters`` are left out; None: none is.
     """
 
     num_prompts: int
@@ -35,13 +35,20 @@ class Sizes:
     num_programs: int
     num_sums: int
     task_tokens: int
+    max_characters: int | None = None
 
 
 FULL = Sizes(
     num_prompts=24, max_tokens=96, num_samples=6, num_programs=32, num_sums=24, task_tokens=192
 )
 QUICK = Sizes(
-    num_prompts=12, max_tokens=48, num_samples=4, num_programs=4, num_sums=6, task_tokens=96
+    num_prompts=12,
+    max_tokens=48,
+    num_samples=4,
+    num_programs=4,
+    num_sums=6,
+    task_tokens=96,
+    max_characters=600,
 )
 
 

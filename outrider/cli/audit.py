@@ -184,9 +184,12 @@ def _questions(options: AuditOptions) -> list[Question]:
         found = list(questions.OWN) if path is None else questions.read_questions(path)
     except OSError as error:
         raise OutriderError(str(error)) from error
-    if not found:
-        raise InvalidField("--prompts", f"{path} holds no prompts")
-    return found
+    longest = options.plan.sizes.max_characters
+    short = [each for each in found if longest is None or len(each.text) <= longest]
+    if not short:
+        limit = "" if longest is None else f" of at most {longest} characters, as --quick takes"
+        raise InvalidField("--prompts", f"{path} holds no prompts{limit}")
+    return short
 
 
 async def _prompts(
@@ -274,6 +277,8 @@ def _facts(
     numerics = target.numerics
     kind = "row-invariant" if numerics.row_invariant else "not row-invariant"
     where = options.prompts or questions.known_file()
+    most = sizes.max_characters
+    longest = "" if most is None else f" with at most {most} characters"
     return {
         "made": f"{datetime.date.today()} by `{invocation()}`, outrider {outrider.__version__}",
         "target": (
@@ -282,7 +287,9 @@ def _facts(
         "drafter": (
             f"{drafters}; forced: {', '.join(plan.sources)}, {plan.num_draft_tokens} tokens a draft"
         ),
-        "prompts": f"{sizes.num_prompts} of {len(asked)} ({where.name if where else 'built in'})",
+        "prompts": (
+            f"{sizes.num_prompts} of {len(asked)}{longest} ({where.name if where else 'built in'})"
+        ),
         "outputs": (
             f"at most {sizes.max_tokens} tokens; sampled ones at temperature {plan.temperature:g}, "
             f"top-p {plan.top_p:g}, top-k {plan.top_k}, seeds from {plan.seed}, "

@@ -36,7 +36,7 @@ async def run(fault: str, flags: Sequence[str]) -> int:
                 # The canary would find stale KV before the first request.
                 orchestrator_flags=(
                     f"--verifier={verifier.address}",
-                    "--canary=false",
+                    "--no-canary",
                     "--min-step-timeout-s=60",
                 ),
                 log_folder=LOGS,
