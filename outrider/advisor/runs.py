@@ -5,12 +5,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import grpc
+
 from outrider.client import Client, generate_request
 from outrider.sampling import SamplingParams
 from outrider.v1 import generation_pb2 as pb
 
 SEED = 7
 ANSWER_S = 600.0
+MAX_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,25 @@ class Runner:
     num_runs: int = 0
 
     async def run(self, setting: Setting, *, report_costs: bool = True) -> Run:
-        """Answer every prompt, and as many of them again as there are streams for."""
+        """Answer every prompt, and as many of them again as there are streams for.
+
+        Where a stream is lost, as on a machine that is too busy, all is done anew, but not for
+        ever. Raises: grpc.aio.AioRpcError.
+        """
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                return await self._run(setting, report_costs)
+            except ExceptionGroup as group:
+                error = group.exceptions[0]
+                is_lost = (
+                    isinstance(error, grpc.aio.AioRpcError)
+                    and error.code() is grpc.StatusCode.UNAVAILABLE
+                )
+                if not is_lost or attempt == MAX_ATTEMPTS:
+                    raise error from None
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _run(self, setting: Setting, report_costs: bool) -> Run:
         self.num_runs += 1
         num_answers = max(len(self.prompts), setting.num_streams)
         answers: list[Answer | None] = [None] * num_answers
