@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +16,15 @@ from outrider.client import Output, generate_request
 from outrider.constraint import Constraints
 from outrider.sampling import AcceptanceRule, Constraint, ConstraintKind, SamplingParams
 from outrider.v1 import generation_pb2 as pb
+from outrider.v1 import verifier_pb2
+from tests.cluster import cluster
 from tests.integration.scripted import GUESSES, Guess
 from tests.integration.stage import Stage, assert_parity, open_stage, together
 from tests.toy import EOS, toy_tokenizer
+from verifier_svc import __main__ as verifier_main
+from verifier_svc.__main__ import open_verifier
+from verifier_svc.lease import VerifierLease
+from verifier_svc.servicer import VerifierServicer
 from verifier_svc.settings import VerifierSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -250,6 +256,41 @@ async def test_a_dead_end_is_an_error_of_its_own_request(stage: Stage):
         details = broken.details() or ""
         assert "sampling_params.choice: no token can follow the first" in details
         assert_parity(whole, expected)
+
+
+@pytest.mark.parametrize("dies_at", [1, 2, 5])
+@pytest.mark.parametrize("kind", ["json_schema", "regex after"])
+async def test_a_verifier_that_takes_over_goes_on_with_the_text(
+    stage: Stage, toy: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dies_at: int
+):
+    """At 1 while it reads the prompt; later it has told some of the text."""
+
+    class Mortal(VerifierServicer):
+        num_steps = 0
+        dead: VerifierServicer | None = None
+
+        async def _step(
+            self, lease: VerifierLease, request: verifier_pb2.VerifyRequest
+        ) -> Iterable[verifier_pb2.VerifyResponse]:
+            Mortal.num_steps += 1
+            if Mortal.num_steps == dies_at:
+                Mortal.dead = self
+            if Mortal.dead is self:
+                raise RuntimeError("out of order")
+            return await VerifierServicer._step(self, lease, request)
+
+    prompt, sampling = asked(kind, COUPLED)
+    expected = await stage.plain(prompt, sampling)
+    monkeypatch.setattr(verifier_main, "VerifierServicer", Mortal)
+    target = VerifierSettings(model=str(toy), dtype="float32", num_threads=1)
+    async with cluster(
+        verifiers=[lambda: open_verifier(target), lambda: open_verifier(target)]
+    ) as running:
+        request = generate_request(prompt, sampling)
+        output = await running.client.generate(request, timeout_s=50)
+    assert output.complete.receipt.num_failovers == 1
+    assert_parity(output, expected)
+    assert_valid(output, kind)
 
 
 async def _refusal(stage: Stage, request: pb.GenerateRequest) -> grpc.aio.AioRpcError:

@@ -121,7 +121,7 @@ REFUSED: dict[str, tuple[Odd, str]] = {
     "a prompt cut to nothing": (sampling(truncate_prompt_tokens=0), "truncate_prompt_tokens"),
     "65 logprobs": (sampling(logprobs=65), "logprobs"),
     "logit_bias NaN": (bias, "logit_bias"),
-    "a grammar": (sampling(regex="[0-9]+"), "regex"),
+    "a constraint, and nothing that ends it": (sampling(regex="[0-9]+"), "stop_token_ids: needed"),
     "1000 stop strings": (stops(1000), r"sampling_params\.stop"),
     "empty stop string": (stops(1, ""), r"sampling_params\.stop\[0\]"),
     "endless stop string": (stops(1, "x" * 257), r"sampling_params\.stop\[0\]"),
