@@ -11,6 +11,8 @@ LOAD := build/mixed-load
 PROTOS := $(wildcard protos/outrider/v1/*.proto)
 # Nothing but `setup` and `bench-peers` reaches the network.
 OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+# Processes that tests are spread over, where these are not counted on to have the machine for themselves.
+JOBS ?= 2
 PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
@@ -68,7 +70,7 @@ lint: $(SETUP) $(STUBS) ## Check style, types and protos
 	fi
 
 test: $(SETUP) $(STUBS) $(MODELS) ## Run unit, conformance and integration tests (under 10 minutes)
-	$(PYTEST) -m 'not statistical and not parity and not slow'
+	$(PYTEST) -n $(JOBS) --dist worksteal -m 'not statistical and not parity and not slow'
 
 statistical: $(SETUP) $(STUBS) $(MODELS) ## Run the tests of sampling laws
 	$(PYTEST) -m statistical --timeout 900 tests/statistical
@@ -77,7 +79,7 @@ law-results: $(SETUP) $(STUBS) $(MODELS) ## The same with results for the releas
 	$(PYTEST) -m statistical --timeout 900 --junitxml build/law.xml tests/statistical
 
 slow: $(SETUP) $(STUBS) $(MODELS) ## Run the tests that mostly wait
-	$(PYTEST) -m 'slow and not parity and not statistical and not compose' --timeout 300
+	$(PYTEST) -n 3 --dist worksteal -m 'slow and not parity and not statistical and not compose' --timeout 300
 
 law-soak: $(SETUP) $(STUBS) $(MODELS) ## The same with 100,000 draws, and 20,000 requests over gRPC
 	OUTRIDER_LAW_DRAWS=100000 OUTRIDER_LAW_REQUESTS=20000 $(PYTEST) -m statistical --timeout 1800 tests/statistical

@@ -63,7 +63,9 @@ def merged(source: str) -> str:
 CONTESTANTS = (
     Contestant(TARGET_ONLY),
     Contestant(sources.NGRAM, 7),
+    Contestant(sources.NGRAM, 15),
     Contestant(sources.SUFFIX, 7),
+    Contestant(sources.SUFFIX, 15),
     Contestant(sources.RECYCLING, 15),
     Contestant(sources.LOOKAHEAD, 23),
     Contestant(sources.MODEL, 3),
@@ -171,6 +173,8 @@ async def run(options: argparse.Namespace) -> None:
     target = prepared.target
     drafters = options.draft or [prepared.draft, *prepared.heads]
     questions = load_questions(options.questions)[options.skip :]
+    if options.categories:
+        questions = [each for each in questions if each.category in options.categories]
     contestants = [
         c
         for c in CONTESTANTS
@@ -313,6 +317,7 @@ def main() -> None:
     parser.add_argument(
         "--skip", type=int, default=0, help="pass over the first ones, measured in an earlier run"
     )
+    parser.add_argument("--categories", nargs="+", default=[], help="of these only; by default all")
     parser.add_argument("--tokens", type=int, default=96, help="longest answer")
     parser.add_argument("--sources", nargs="+", default=[], help="by default all")
     parser.add_argument("--max-draft-tokens", type=int, default=MAX_DRAFT_TOKENS)

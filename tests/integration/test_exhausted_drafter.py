@@ -2,13 +2,11 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from drafter_svc.servicer import DrafterServicer
-from drafter_svc.source import SourceLease
+from drafter_svc.servicer import Drafted, DrafterServicer, Ready
 from outrider.client import Output, generate_request
 from outrider.sampling import SamplingParams
 from outrider.serving.channel import open_channel
@@ -32,11 +30,11 @@ class Exhausted(DrafterServicer):
     num_opened = 0
 
     async def _draft(
-        self, lease: SourceLease, states: Any, advance: drafter_pb2.Advance, *more: Any
-    ) -> Any:
+        self, sequence: Drafted, advance: drafter_pb2.Advance, ready: Ready
+    ) -> drafter_pb2.DraftResponse:
         if self.is_exhausted(advance):
             raise MemoryError("cannot allocate 8 GiB")
-        return await super()._draft(lease, states, advance, *more)
+        return await super()._draft(sequence, advance, ready)
 
     def is_exhausted(self, advance: drafter_pb2.Advance) -> bool:
         raise NotImplementedError
@@ -45,9 +43,9 @@ class Exhausted(DrafterServicer):
 class ExhaustedByTheFifthRequest(Exhausted):
     """Serves four requests."""
 
-    def _open(self, request: drafter_pb2.DraftRequest):  # type: ignore[no-untyped-def]
+    async def _open(self, request: drafter_pb2.DraftRequest):  # type: ignore[no-untyped-def]
         self.num_opened += 1
-        return super()._open(request)
+        return await super()._open(request)
 
     def is_exhausted(self, advance: drafter_pb2.Advance) -> bool:
         return self.num_opened == 5
