@@ -20,6 +20,7 @@ from transformers import (
 from drafter_svc.settings import DrafterSettings
 from outrider.sampling import SamplingParams
 from tests.integration.stage import Stage, assert_parity, open_stage, together
+from tests.toy import EOS, toy_tokenizer
 from verifier_svc.settings import VerifierSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -109,6 +110,54 @@ async def test_alone(stage: Stage, law: SamplingParams, name: str):
         )
         for source, output in zip(SOURCES, outputs, strict=True):
             assert_same(output, plain, sampling, (name, value, source))
+
+
+CASE_14 = {
+    "presence_penalty": 0.8,
+    "frequency_penalty": 0.8,
+    "repetition_penalty": 1.2,
+}
+
+
+@pytest.mark.parametrize("name", CASE_14)
+async def test_case_14_a_good_drafter_does_not_weaken_a_penalty(stage: Stage, name: str):
+    """The truth is drafted, so that whole runs are accepted, and each token of them counts."""
+    prompt = [21 + list(CASE_14).index(name), *PROMPT]
+    sampling = replace(GREEDY, max_tokens=200, **{name: CASE_14[name]})
+    plain = await stage.plain(prompt, sampling)
+    unhindered = await stage.plain(prompt, replace(GREEDY, max_tokens=100))  # the book wants one
+    assert plain.token_ids[:100] != unhindered.token_ids
+    outputs = await together(
+        *(
+            stage.speculated(prompt, sampling, drafter="oracle", num_draft_tokens=k)
+            for k in range(1, 9)
+        )
+    )
+    for k, output in enumerate(outputs, start=1):
+        assert_parity(output, plain, k)
+        assert output.complete.receipt.draft_acceptance_rate == 1.0, k
+        assert output.complete.receipt.num_target_passes <= 200 // (k + 1) + 2, k
+
+
+async def test_case_14_the_end_is_held_back_as_many_tokens_as_without_drafts(stage: Stage):
+    """EOS is the top choice everywhere, and min_tokens counts tokens, not cycles."""
+    eos = toy_tokenizer().token_to_id(EOS)
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=60, min_tokens=20, logit_bias=((eos, 99.0),)
+    )
+    prompt = [31, *PROMPT]
+    plain = await stage.plain(prompt, sampling)
+    assert plain.complete.matched_token_id == eos
+    assert len(plain.token_ids) == 21
+    for source in ("oracle", "model", "suffix"):
+        outputs = await together(
+            *(
+                stage.speculated(prompt, sampling, drafter=source, num_draft_tokens=k)
+                for k in range(1, 9)
+            )
+        )
+        for k, output in enumerate(outputs, start=1):
+            assert_parity(output, plain, (source, k))
 
 
 async def test_two_hundred_random_combinations(stage: Stage):
