@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.feedback import FeedbackWanted
 from orchestrator.receipt import Stats
 from orchestrator.sequence import Sequence
 from orchestrator.transcript import Delivery
@@ -46,13 +47,8 @@ class Drafts(Protocol):
         ...
 
     @property
-    def num_continuations(self) -> int:
-        """Most likely ids of every verified row that the drafter wants to learn from."""
-        ...
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Layers of the target whose hidden states the drafter wants."""
+    def feedback_wanted(self) -> FeedbackWanted:
+        """What the drafter wants to learn of the next verification."""
         ...
 
     @property
@@ -79,18 +75,8 @@ class Verification(Protocol):
     Moves to another equal verifier by itself when one is lost.
     """
 
-    async def send(
-        self,
-        sequence: Sequence,
-        draft: Draft,
-        num_continuations: int,
-        feature_layers: tuple[int, ...],
-    ) -> None:
-        """Send the step of the present cycle.
-
-        ``num_continuations``: most likely ids of every verified row that the drafter wants;
-        ``feature_layers``: layers of the target whose hidden states it wants.
-        """
+    async def send(self, sequence: Sequence, draft: Draft, wanted: FeedbackWanted) -> None:
+        """Send the step of the present cycle."""
         ...
 
     async def verdict(self, sequence: Sequence, draft: Draft) -> Verdict:
@@ -113,8 +99,7 @@ async def decode(
         waited_ms = stats.draft_ms
         draft = await drafting.draft_for(sequence)
         waited_ms = stats.draft_ms - waited_ms
-        wanted = drafting.num_continuations, drafting.feature_layers
-        await verification.send(sequence, draft, *wanted)
+        await verification.send(sequence, draft, drafting.feedback_wanted)
         await drafting.prepare_next(sequence, draft)
         verdict = await verification.verdict(sequence, draft)
         drafting.learn(draft, verdict)

@@ -10,6 +10,7 @@ import grpc
 from orchestrator.board import DraftBlock, DraftBoard
 from orchestrator.deadline import Deadline
 from orchestrator.estimates import DraftCost
+from orchestrator.feedback import NO_FEEDBACK, FeedbackWanted
 from orchestrator.kept_features import KeptFeatures, StepFeatures
 from orchestrator.kv_ledger import KVLedger
 from orchestrator.patience import Patience
@@ -71,11 +72,9 @@ class GrpcDraftLease:
     ledger: KVLedger = field(default_factory=KVLedger)
     asked: Asked | None = None
     num_advances: int = 0
-    num_continuations: int = 0
-    """Ids per verified row that the drafter learns from, once it has said so."""
+    feedback_wanted: FeedbackWanted = NO_FEEDBACK
+    """By the drafter: layers as it told before, then all as it says itself."""
     taught: list[common_pb2.Continuations] = field(default_factory=list)
-    feature_layers: tuple[int, ...] = ()
-    """Layers whose hidden states the drafter wants: as it told before, then as it says itself."""
     features: KeptFeatures = field(default_factory=KeptFeatures)
     tells_outcomes: bool = False
     """The source prepares several outcomes and tells which; not all do."""
@@ -116,7 +115,9 @@ class GrpcDraftLease:
             opening,
             worker,
             binds_cycles=request.mode is Mode.RATIO,
-            feature_layers=worker.feature_layers(request.plan.sources),
+            feedback_wanted=FeedbackWanted(
+                feature_layers=worker.feature_layers(request.plan.sources)
+            ),
             cost=cost,
         )
 
@@ -144,12 +145,12 @@ class GrpcDraftLease:
 
     def teach(self, continuations: common_pb2.Continuations) -> None:
         """Hand on what the target said, with the next advance."""
-        if self.num_continuations:
+        if self.feedback_wanted.num_continuations:
             self.taught = [*self.taught, continuations][-MAX_TAUGHT:]
 
     def teach_features(self, features: StepFeatures) -> None:
         """Hand on hidden states, before the next advance, if they are of the right layers."""
-        if features.layers == self.feature_layers:
+        if features.layers == self.feedback_wanted.feature_layers:
             for chunk in features.chunks:
                 self.features.add(chunk)
 
@@ -246,10 +247,11 @@ class GrpcDraftLease:
             self._lose(_reason(error.code()))
 
     def _learn_wishes(self, opened: drafter_pb2.DraftOpened) -> None:
-        self.num_continuations = min(opened.num_continuations, MAX_CONTINUATIONS)
+        before = self.feedback_wanted.feature_layers
+        num_continuations = min(opened.num_continuations, MAX_CONTINUATIONS)
         layers = tuple(opened.features.layers)
-        if layers != self.feature_layers:  # what was kept is not what it can read
-            self.feature_layers = layers
+        self.feedback_wanted = FeedbackWanted(num_continuations, layers)
+        if layers != before:  # what was kept is not what it can read
             self.features.take()
 
     def _knows(self, incarnation: str) -> bool:

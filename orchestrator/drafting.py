@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from orchestrator.board import DraftBoard
 from orchestrator.draft_length import Choice, DraftLength, Reason, uniform
+from orchestrator.feedback import NO_FEEDBACK, FeedbackWanted
 from orchestrator.kept_features import StepFeatures
 from orchestrator.outcome_count import num_outcomes
 from orchestrator.patience import Patience
@@ -79,18 +80,13 @@ class DraftLease(Protocol):
         """Tell what came of a draft: nothing wrong, or what was."""
         ...
 
-    @property
-    def num_continuations(self) -> int:
-        """Most likely ids of every verified row that the drafter learns from; 0: none."""
-        ...
-
     def teach(self, continuations: Any) -> None:
         """Hand on what the target said, with the next advance."""
         ...
 
     @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Layers of the target whose hidden states the drafter wants; empty: none."""
+    def feedback_wanted(self) -> FeedbackWanted:
+        """What the drafter wants to learn of a verification."""
         ...
 
     def teach_features(self, features: StepFeatures) -> None:
@@ -187,14 +183,9 @@ class Drafting:
                 self._note_error()
 
     @property
-    def num_continuations(self) -> int:
-        """Most likely ids of every verified row that the drafter wants to learn from."""
-        return 0 if self.lease is None else self.lease.num_continuations
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Layers of the target whose hidden states the drafter wants."""
-        return () if self.lease is None else self.lease.feature_layers
+    def feedback_wanted(self) -> FeedbackWanted:
+        """What the drafter wants to learn of the next verification."""
+        return NO_FEEDBACK if self.lease is None else self.lease.feedback_wanted
 
     async def prepare_next(self, sequence: Sequence, pending: Draft) -> None:
         """Let the drafter work on what follows while ``pending`` is being verified."""

@@ -20,6 +20,7 @@ import structlog
 from orchestrator.decode import decode
 from orchestrator.drafting import Drafting
 from orchestrator.estimates import VerifyCost
+from orchestrator.feedback import FeedbackWanted
 from orchestrator.kept_features import StepFeatures
 from orchestrator.pressure import Pressure
 from orchestrator.receipt import Stats
@@ -156,13 +157,7 @@ class OutputVerification:
     vocab_size: int
     max_draft_tokens: int
 
-    async def send(
-        self,
-        sequence: Sequence,
-        draft: Draft,
-        num_continuations: int,
-        feature_layers: tuple[int, ...],
-    ) -> None:
+    async def send(self, sequence: Sequence, draft: Draft, wanted: FeedbackWanted) -> None:
         """Nothing is sent."""
 
     async def verdict(self, sequence: Sequence, draft: Draft) -> Verdict:
@@ -243,14 +238,9 @@ class OutputShadow:
         self._output.grow(verdict)
 
     @property
-    def num_continuations(self) -> int:
-        """What the drafter wants to learn from."""
-        return self.drafting.num_continuations
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Layers whose hidden states the drafter wants."""
-        return self.drafting.feature_layers
+    def feedback_wanted(self) -> FeedbackWanted:
+        """What the drafter wants to learn."""
+        return self.drafting.feedback_wanted
 
     @property
     def num_heals(self) -> int:
@@ -332,14 +322,9 @@ class PassShadow:
         self.record.stats.observe(draft, would_be, committed_tokens(draft.token_ids, would_be))
 
     @property
-    def num_continuations(self) -> int:
-        """What the drafter wants to learn from."""
-        return self.drafting.num_continuations
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Layers whose hidden states the drafter wants."""
-        return self.drafting.feature_layers
+    def feedback_wanted(self) -> FeedbackWanted:
+        """What the drafter wants to learn."""
+        return self.drafting.feedback_wanted
 
     @property
     def num_heals(self) -> int:

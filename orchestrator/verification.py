@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from orchestrator.feedback import NO_FEEDBACK, FeedbackWanted
 from orchestrator.receipt import Stats
 from orchestrator.request import Request
 from orchestrator.sequence import Event, Sequence
@@ -46,29 +47,24 @@ class LeasedVerification:
     worker: Worker | None = None
     lease: VerifyLease | None = None
     num_heals: int = 0
-    num_continuations: int = 0
-    feature_layers: tuple[int, ...] = ()
-    """Both asked for in the present step."""
+    wanted: FeedbackWanted = NO_FEEDBACK
+    """Asked for in the present step."""
     _failed: dict[Life, Loss] = field(default_factory=dict)
 
     async def send(
-        self,
-        sequence: Sequence,
-        draft: Draft,
-        num_continuations: int = 0,
-        feature_layers: tuple[int, ...] = (),
+        self, sequence: Sequence, draft: Draft, wanted: FeedbackWanted = NO_FEEDBACK
     ) -> None:
         """Send the step, opening a lease first where there is none.
 
         Raises: Unavailable if no equal verifier is left.
         """
-        self.num_continuations, self.feature_layers = num_continuations, feature_layers
+        self.wanted = wanted
         while True:
             if self.lease is None:
                 self._open(sequence)
             assert self.lease is not None
             try:
-                return await self.lease.send(sequence, draft, num_continuations, feature_layers)
+                return await self.lease.send(sequence, draft, wanted)
             except VerifierLost as lost:
                 self._lose(sequence, lost)
 
@@ -80,14 +76,13 @@ class LeasedVerification:
         while True:
             assert self.lease is not None
             try:
-                wanted = self.num_continuations, self.feature_layers
-                verdict = await self.lease.verdict(sequence, draft, *wanted)
+                verdict = await self.lease.verdict(sequence, draft)
                 assert self.worker is not None
                 self.worker.succeed()
                 return verdict
             except VerifierLost as lost:
                 self._lose(sequence, lost)
-                await self.send(sequence, draft, self.num_continuations, self.feature_layers)
+                await self.send(sequence, draft, self.wanted)
 
     def close(self) -> None:
         """End the lease."""

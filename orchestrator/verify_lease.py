@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import grpc
 
 from orchestrator.deadline import Deadline
+from orchestrator.feedback import NO_FEEDBACK, FeedbackWanted
 from orchestrator.kept_features import KeptFeatures, StepFeatures
 from orchestrator.kv_ledger import KVLedger
 from orchestrator.request import Request
@@ -85,7 +86,8 @@ class VerifyLease:
     opening_sent: bool = False
     sent_at: float = 0.0
     num_sent: int = 0
-    asked_layers: tuple[int, ...] = ()
+    wanted: FeedbackWanted = NO_FEEDBACK
+    """What was asked for with it."""
     features: KeptFeatures = field(default_factory=KeptFeatures)
     """Of the step that was sent, as far as they have come."""
     deadline: Deadline = field(default_factory=Deadline)
@@ -128,11 +130,7 @@ class VerifyLease:
         )
 
     async def send(
-        self,
-        sequence: Sequence,
-        draft: Draft,
-        num_continuations: int = 0,
-        feature_layers: tuple[int, ...] = (),
+        self, sequence: Sequence, draft: Draft, wanted: FeedbackWanted = NO_FEEDBACK
     ) -> None:
         """Send the step of the present cycle with the ids that the verifier lacks.
 
@@ -146,14 +144,15 @@ class VerifyLease:
             token_ids=sequence.token_ids[start:],
             prefix_digest=sequence.digest.digest(start),
             top_ids=self.num_traced_ids,
-            num_continuations=num_continuations,
+            num_continuations=wanted.num_continuations,
             rank_uniforms=self.is_watched,
         )
-        if not feature_layers or objection_to_layers(feature_layers, self.max_feature_layer):
-            feature_layers = ()
-        else:
-            step.features.layers.extend(feature_layers)
-        self.asked_layers = feature_layers
+        layers = wanted.feature_layers
+        if layers and objection_to_layers(layers, self.max_feature_layer):
+            wanted = replace(wanted, feature_layers=())
+        elif layers:
+            step.features.layers.extend(layers)
+        self.wanted = wanted
         self.features.take()
         if draft:
             step.draft.CopyFrom(draft.to_proto())
@@ -175,13 +174,7 @@ class VerifyLease:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise await self._lost(error) from None
 
-    async def verdict(
-        self,
-        sequence: Sequence,
-        draft: Draft,
-        num_continuations: int = 0,
-        feature_layers: tuple[int, ...] = (),
-    ) -> Verdict:
+    async def verdict(self, sequence: Sequence, draft: Draft) -> Verdict:
         """Return the verdict of the step that was sent, giving the verifier the context it asks
         for."""
         for _ in range(MAX_RESENDS):
@@ -189,7 +182,7 @@ class VerifyLease:
             if response.WhichOneof("kind") == "verdict":
                 return self._accept(sequence, draft, response.verdict)
             self.ledger.lower(response.context_needed.have_length)
-            await self.send(sequence, draft, num_continuations, feature_layers)
+            await self.send(sequence, draft, self.wanted)
         raise VerifierLost("verifier asked for context again and again")
 
     def close(self) -> None:
@@ -216,7 +209,7 @@ class VerifyLease:
                         self._check_incarnation(response.opened.incarnation)
                         continue
                     if kind == "features":
-                        if self.asked_layers:
+                        if self.wanted.feature_layers:
                             self.features.add(response.features)
                         # The pass is over, and a slow line is no silence.
                         self.deadline.within(patience_s)
@@ -266,7 +259,7 @@ class VerifyLease:
             trace=verdict.trace if verdict.HasField("trace") else None,
             no_room_for_draft=verdict.no_room_for_draft,
             continuations=verdict.continuations if verdict.HasField("continuations") else None,
-            features=StepFeatures(self.asked_layers, self.features.take()),
+            features=StepFeatures(self.wanted.feature_layers, self.features.take()),
             logprobs=tuple(verdict.logprobs),
             prompt_logprobs=tuple(verdict.prompt_logprobs),
             scored_nodes=scored,

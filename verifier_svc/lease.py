@@ -10,7 +10,7 @@ from outrider.prefix import PrefixDigest
 from outrider.proposed import Proposed
 from outrider.sampling_state import SequenceState
 from verifier_svc.scoring import PromptScore
-from verifier_svc.verification import Law, Verification
+from verifier_svc.verification import Asked, Law, Verification
 
 
 @dataclass(slots=True)
@@ -44,15 +44,9 @@ class VerifierLease:
         proposed: Proposed,
         *,
         cycle: int,
-        num_traced_ids: int,
-        num_continuations: int,
-        feature_layers: tuple[int, ...],
-        score_only: bool = False,
-        wants_rank_uniforms: bool = False,
+        asked: Asked,
     ) -> Verification:
         """Run one step: truncate to ``start``, extend by ``token_ids``, check the draft.
-
-        With ``score_only`` nothing of the draft is committed.
 
         A tree for which there is no room is treated as no draft; the job says so.
 
@@ -78,11 +72,7 @@ class VerifierLease:
                 proposed=proposed,
                 state=self.states.state(),
                 cycle=cycle,
-                num_traced_ids=num_traced_ids,
-                num_continuations=num_continuations,
-                feature_layers=feature_layers,
-                score_only=score_only,
-                wants_rank_uniforms=wants_rank_uniforms,
+                asked=asked,
                 priority=self.priority,
                 prompt_score=score,
             )

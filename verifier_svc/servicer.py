@@ -22,7 +22,7 @@ from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire import validate_draft
 from outrider.worker import engine_load
 from verifier_svc.lease import VerifierLease
-from verifier_svc.verification import Law, Verification
+from verifier_svc.verification import Asked, Law, Verification
 
 RULES = {
     verifier_pb2.RATIO_RULE_UNSPECIFIED: AcceptanceRule.BLOCK,
@@ -109,11 +109,13 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 list(step.token_ids),
                 proposed,
                 cycle=step.cycle,
-                num_traced_ids=step.top_ids,
-                num_continuations=min(step.num_continuations, self.identity.vocab_size),
-                feature_layers=tuple(step.features.layers),
-                score_only=step.score_only,
-                wants_rank_uniforms=step.rank_uniforms,
+                asked=Asked(
+                    num_traced_ids=step.top_ids,
+                    num_continuations=min(step.num_continuations, self.identity.vocab_size),
+                    feature_layers=tuple(step.features.layers),
+                    score_only=step.score_only,
+                    rank_uniforms=step.rank_uniforms,
+                ),
             )
         except CacheTooShort as error:
             return (_context_needed(step.cycle, error.length),)

@@ -35,6 +35,23 @@ class Law:
     """Decides in RATIO."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a step asks for beside the target's tokens.
+
+    ``num_traced_ids``: most likely ids of every row in a trace, 0 for no trace;
+    ``num_continuations``: of every verified row, for drafters; ``feature_layers``: whose hidden
+    states; ``rank_uniforms``: how the tokens lie in their distributions. With ``score_only`` the
+    draft is judged, and what is committed is what the step gives without it.
+    """
+
+    num_traced_ids: int = 0
+    num_continuations: int = 0
+    feature_layers: tuple[int, ...] = ()
+    score_only: bool = False
+    rank_uniforms: bool = False
+
+
 @dataclass(slots=True)
 class Verification:
     """The job of one step: feed ids and draft, decide from the last ``len(draft) + 1`` rows."""
@@ -47,12 +64,7 @@ class Verification:
     state: SamplingState
     """Behind the committed ids."""
     cycle: int = 0
-    num_traced_ids: int = 0
-    num_continuations: int = 0
-    feature_layers: tuple[int, ...] = ()
-    score_only: bool = False
-    wants_rank_uniforms: bool = False
-    """The draft is judged, and what is committed is what the step gives without it."""
+    asked: Asked = Asked()
     priority: int = 0
     prompt_score: PromptScore | None = None
     """What was worked out of the prompt before, in the same step."""
@@ -95,7 +107,7 @@ class Verification:
     @property
     def proposes(self) -> bool:
         """False without a draft that may be accepted, or with one of probes alone."""
-        return not self.score_only and any(
+        return not self.asked.score_only and any(
             map(self.proposed.may_accept, range(len(self.draft_token_ids)))
         )
 
@@ -117,7 +129,7 @@ class Verification:
             num_logit_rows=len(self.draft_token_ids) + 1,
             committed=self.base,
             tree=self.layout,
-            taps=self.feature_layers,
+            taps=self.asked.feature_layers,
         )
 
     def settle(self, decision: Decision) -> None:
@@ -185,23 +197,23 @@ class VerificationHead:
         )
         self._take_scores(jobs, finished, requests, decisions)
         for job, entry, request, decision in zip(jobs, finished, requests, decisions, strict=True):
-            if job.num_traced_ids:
+            if job.asked.num_traced_ids:
                 job.trace = explain(
                     entry.logits[: len(request.rows)],
                     request,
                     decision,
-                    num_ids=job.num_traced_ids,
+                    num_ids=job.asked.num_traced_ids,
                     vocab_size=self.vocab_size,
                     head_size=self.head_size,
                 )
-            if job.num_continuations:
-                top = entry.logits[:, : self.vocab_size].topk(job.num_continuations).indices
+            if job.asked.num_continuations:
+                top = entry.logits[:, : self.vocab_size].topk(job.asked.num_continuations).indices
                 rows = (job.token_ids[-1], *job.draft_token_ids)
                 job.continuations = Continuations(rows, top.cpu().numpy())
-            if job.feature_layers:
+            if job.asked.feature_layers:
                 job.features = committed_features(entry, job.base, decision.accepted_nodes)
             job.logprobs = self._logprobs(job, entry.logits, decision)
-            if job.wants_rank_uniforms and job.law.mode is not Mode.GREEDY:
+            if job.asked.rank_uniforms and job.law.mode is not Mode.GREEDY:
                 job.rank_uniforms = self._rank_uniforms(job, entry.logits, decision)
             job.settle(decision)
             job.decision, job.finished, job.done = decision, entry, True
@@ -217,7 +229,7 @@ class VerificationHead:
         steps without a draft come to: the first of their rows has the same logits, and with the
         same cycle the same noise.
         """
-        scored = [index for index, job in enumerate(jobs) if job.score_only]
+        scored = [index for index, job in enumerate(jobs) if job.asked.score_only]
         if not scored:
             return
         for index in scored:
@@ -275,7 +287,7 @@ class VerificationHead:
         Shapes: [rows, V].
         """
         found = np.zeros((len(rows), self.vocab_size))
-        if not job.proposed.parents and not job.score_only:
+        if not job.proposed.parents and not job.asked.score_only:
             for place, row in enumerate(rows[: len(job.proposed.listed)]):
                 listed_ids, counts = job.proposed.listed[row]
                 found[place, listed_ids] = counts / wire.TOTAL_COUNT

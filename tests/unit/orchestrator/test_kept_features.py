@@ -5,6 +5,7 @@ from typing import Any
 
 from orchestrator.board import DraftBoard
 from orchestrator.draft_lease import GrpcDraftLease
+from orchestrator.feedback import FeedbackWanted
 from orchestrator.kept_features import StepFeatures
 from orchestrator.worker import Role, Worker
 from outrider.v1 import common_pb2, drafter_pb2
@@ -16,8 +17,9 @@ def features(*layers: int) -> StepFeatures:
 
 def lease(*layers: int) -> GrpcDraftLease:
     parts: Any = SimpleNamespace()
+    wanted = FeedbackWanted(feature_layers=layers)
     return GrpcDraftLease(
-        parts, DraftBoard(), drafter_pb2.DraftOpen(), parts, feature_layers=layers
+        parts, DraftBoard(), drafter_pb2.DraftOpen(), parts, feedback_wanted=wanted
     )
 
 
@@ -36,7 +38,7 @@ def test_what_the_opened_stream_says_decides():
     one._learn_wishes(drafter_pb2.DraftOpened(features=spec))
     assert one.features.num_bytes == 4
     one._learn_wishes(drafter_pb2.DraftOpened())
-    assert (one.feature_layers, one.features.num_bytes) == ((), 0)
+    assert (one.feedback_wanted.feature_layers, one.features.num_bytes) == ((), 0)
 
 
 def test_a_drafter_wants_what_the_source_wants_that_it_will_choose():
