@@ -1,6 +1,7 @@
 """A bound on waits that nearly always end long before it."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -21,11 +22,17 @@ class Deadline:
     """Who waits; None between waits."""
     _num_cancelling: int = 0
     _is_over: bool = False
+    _left_s: Callable[[], float] | None = None
     _timer: asyncio.TimerHandle | None = None
     _loop: asyncio.AbstractEventLoop | None = None
 
-    def within(self, limit_s: float) -> Self:
-        """Begin a wait of at most so many seconds; or, within a wait, let it begin anew."""
+    def within(self, limit_s: float, left_s: Callable[[], float] | None = None) -> Self:
+        """Begin a wait of at most so many seconds; or, within a wait, let it begin anew.
+
+        ``left_s`` is asked at its end whether the wait may go on, and for how long; 0 or less ends
+        it.
+        """
+        self._left_s = left_s
         self._loop = loop = self._loop or asyncio.get_running_loop()
         self._ends_at = loop.time() + limit_s
         if self._timer is not None and self._timer.when() > self._ends_at:
@@ -66,6 +73,8 @@ class Deadline:
         if self._task is None:
             return
         assert self._loop is not None
+        if self._loop.time() >= self._ends_at and self._left_s is not None:
+            self._ends_at = self._loop.time() + self._left_s()
         if self._loop.time() < self._ends_at:
             self._timer = self._loop.call_at(self._ends_at, self._ring)
         else:

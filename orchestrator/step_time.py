@@ -10,7 +10,8 @@ MANY_TOKENS = 64  # from here on a step's time is one of its tokens, below one o
 class StepTime:
     """What a step is expected to take at one verifier, learned from its verdicts.
 
-    Shared by its leases.
+    Shared by its leases. A verifier works on all steps that it was sent, so a step may take as long
+    as all of them: ``num_waiting`` counts the ids that wait for a verdict.
     Raises: ValueError unless every time and the factor are above 0.
     """
 
@@ -18,6 +19,7 @@ class StepTime:
     timeout_factor: float = 10.0
     s_per_token: float = 0.02
     s_per_pass: float = 0.1
+    num_waiting: int = 0
 
     def __post_init__(self) -> None:
         for name in ("min_timeout_s", "timeout_factor", "s_per_token", "s_per_pass"):
@@ -26,12 +28,15 @@ class StepTime:
                 raise ValueError(f"{name} must be above 0 and finite, not {value}")
 
     def timeout_s(self, num_tokens: int) -> float:
-        """Return the patience for a step that feeds this many ids."""
+        """Return the patience for a verdict where this many ids wait."""
         expected = self.s_per_pass + num_tokens * self.s_per_token
         return max(self.min_timeout_s, self.timeout_factor * expected)
 
     def observe(self, num_tokens: int, elapsed_s: float) -> None:
-        """Learn from a verdict, fast when steps get slower and slowly when they get faster."""
+        """Learn from a verdict, fast when steps get slower and slowly when they get faster.
+
+        ``num_tokens`` waited when its step was sent, those of the step included.
+        """
         if num_tokens > MANY_TOKENS:
             sample = elapsed_s / num_tokens
             rate = 0.5 if sample > self.s_per_token else 0.1

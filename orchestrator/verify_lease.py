@@ -86,6 +86,12 @@ class VerifyLease:
     opening_sent: bool = False
     sent_at: float = 0.0
     num_sent: int = 0
+    num_waiting: int = 0
+    """Ids of the step, while it has no verdict."""
+    num_waiting_at_all: int = 0
+    """Of all leases of the verifier when the step was sent."""
+    waits_since: float = 0.0
+    patience_s: float = 0.0
     wanted: FeedbackWanted = NO_FEEDBACK
     """What was asked for with it."""
     features: KeptFeatures = field(default_factory=KeptFeatures)
@@ -159,17 +165,18 @@ class VerifyLease:
             step.score_only = self.score_only
         self.sent_at = time.monotonic()
         self.num_sent = len(step.token_ids) + len(draft)
-        patience_s = self.step_time.timeout_s(self.num_sent)
+        self._count(self.num_sent)
+        self.num_waiting_at_all = self.step_time.num_waiting
         try:
             # A peer that does not read blocks the write as soon as its window is full.
-            with self.deadline.within(patience_s):
+            with self._in_time():
                 if not self.opening_sent:
                     self.opening_sent = True
                     await self.call.write(verifier_pb2.VerifyRequest(open=self.opening))
                 await self.call.write(verifier_pb2.VerifyRequest(step=step))
         except TimeoutError:
             raise VerifierLost(
-                f"the step was not taken within {patience_s:.1f} s", Loss.SILENT
+                f"the step was not taken within {self.patience_s:.1f} s", Loss.SILENT
             ) from None
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise await self._lost(error) from None
@@ -187,6 +194,7 @@ class VerifyLease:
 
     def close(self) -> None:
         """End the stream; the verifier frees the KV."""
+        self._count(0)
         self.call.cancel()
         self.deadline.close()
 
@@ -195,9 +203,8 @@ class VerifyLease:
 
         Older ones and the opening are passed over, features are kept.
         """
-        patience_s = self.step_time.timeout_s(self.num_sent)
         try:
-            with self.deadline.within(patience_s):
+            with self._in_time():
                 while True:
                     response: verifier_pb2.VerifyResponse = await self.call.read()
                     if response is grpc.aio.EOF:
@@ -212,15 +219,31 @@ class VerifyLease:
                         if self.wanted.feature_layers:
                             self.features.add(response.features)
                         # The pass is over, and a slow line is no silence.
-                        self.deadline.within(patience_s)
+                        self._in_time()
                         continue
                     if kind is not None and getattr(response, kind).cycle == sequence.cycle:
                         return response
                     self.features.take()  # they belong to an older answer
         except TimeoutError:
-            raise VerifierLost(f"no verdict within {patience_s:.1f} s", Loss.SILENT) from None
+            raise VerifierLost(f"no verdict within {self.patience_s:.1f} s", Loss.SILENT) from None
         except grpc.aio.AioRpcError as error:
             raise await self._lost(error) from None
+
+    def _count(self, num_tokens: int) -> None:
+        """Tell all leases of the verifier how many ids wait in this one."""
+        self.step_time.num_waiting += num_tokens - self.num_waiting
+        self.num_waiting = num_tokens
+
+    def _in_time(self) -> Deadline:
+        """Begin a wait for the verifier."""
+        self.waits_since, self.patience_s = time.monotonic(), 0.0
+        return self.deadline.within(self._left_s(), self._left_s)
+
+    def _left_s(self) -> float:
+        """Return how long the wait may go on; what others sent meanwhile lengthens it."""
+        now_s = self.step_time.timeout_s(self.step_time.num_waiting)
+        self.patience_s = max(self.patience_s, now_s)
+        return self.waits_since + self.patience_s - time.monotonic()
 
     def _check_incarnation(self, incarnation: str) -> None:
         if incarnation != self.incarnation:
@@ -228,7 +251,9 @@ class VerifyLease:
 
     def _accept(self, sequence: Sequence, draft: Draft, verdict: verifier_pb2.Verdict) -> Verdict:
         elapsed_s = time.monotonic() - self.sent_at
-        self.step_time.observe(self.num_sent - verdict.cached_tokens, elapsed_s)
+        self._count(0)
+        num_waited = self.num_waiting_at_all - verdict.cached_tokens
+        self.step_time.observe(num_waited, elapsed_s)
         nodes = tuple(verdict.accepted_nodes)
         scored = tuple(verdict.scored_nodes) if draft and self.score_only else None
         origin = ORIGINS.get(verdict.next_token_kind)

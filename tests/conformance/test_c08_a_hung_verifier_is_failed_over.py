@@ -1,6 +1,7 @@
 """8. A Step without a verdict in time is cancelled and failed over; time-outs <= 0 are refused."""
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 
 import grpc
@@ -11,9 +12,13 @@ from orchestrator.step_time import StepTime
 from outrider.client import generate_request
 from outrider.sampling import SamplingParams
 from outrider.serving.settings import parse_settings
+from outrider.v1 import verifier_pb2
 from tests.cluster import cluster
 from tests.conformance.hung import Counted, hanging_after
+from verifier_svc import __main__ as verifier_main
 from verifier_svc.__main__ import open_verifier
+from verifier_svc.lease import VerifierLease
+from verifier_svc.servicer import VerifierServicer
 from verifier_svc.settings import VerifierSettings
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
@@ -69,6 +74,37 @@ async def test_a_silent_verifier_is_tried_again_when_the_other_fell_silent_too(t
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await services.client.generate(request)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE, "but not for ever"
+
+
+class Slow(VerifierServicer):
+    """Takes 20 ms for every id, one step after the other."""
+
+    turn = asyncio.Lock()
+
+    async def _step(
+        self, lease: VerifierLease, request: verifier_pb2.VerifyRequest
+    ) -> Iterable[verifier_pb2.VerifyResponse]:
+        async with Slow.turn:
+            await asyncio.sleep(0.02 * len(request.step.token_ids))
+        return await VerifierServicer._step(self, lease, request)
+
+
+async def test_a_verifier_that_has_much_to_do_is_not_hung(
+    toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen prompts at once: the last one waits for all, far longer than for its own ids."""
+    monkeypatch.setattr(verifier_main, "VerifierServicer", Slow)
+    settings = VerifierSettings(model=str(toy), dtype="float32")
+    sampling = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    requests = [generate_request([10 + n, *range(20, 39)], sampling) for n in range(16)]
+    async with cluster(
+        verifiers=[lambda: open_verifier(settings)],
+        min_step_timeout_s=0.2,
+        step_timeout_factor=3.0,
+    ) as services:
+        outputs = await asyncio.gather(*map(services.client.generate, requests))
+    assert all(len(output.token_ids) == 3 for output in outputs)
+    assert not any(output.complete.receipt.num_failovers for output in outputs)
 
 
 async def test_patience_is_the_larger_of_five_seconds_and_ten_times_the_expected_time() -> None:

@@ -89,3 +89,14 @@ async def test_close_drops_the_timer() -> None:
         pass
     deadline.close()
     assert deadline._timer is None
+
+
+async def test_a_wait_goes_on_for_as_long_as_it_is_said_at_its_end() -> None:
+    deadline, lengthenings = Deadline(), iter([SHORT_S, 2 * SHORT_S, 0.0])
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    with pytest.raises(TimeoutError), deadline.within(SHORT_S, lambda: next(lengthenings)):
+        await asyncio.sleep(60)
+    assert loop.time() - began_s >= 4 * SHORT_S
+    with pytest.raises(TimeoutError), deadline.within(SHORT_S):
+        await asyncio.sleep(60)
