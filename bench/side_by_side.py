@@ -22,7 +22,11 @@ from transformers import AutoTokenizer
 from bench.peers.contestants import (
     BASES,
     CONTESTANTS,
+    DEFAULT,
+    OUTRIDER,
+    TARGET_ONLY,
     VLLM,
+    VLLM_PLAIN,
     VLLM_PYTHON,
     Contestant,
     commands,
@@ -174,13 +178,45 @@ class SideBySide:
 
 def summary(results: dict[tuple[Contestant, int], Figures]) -> dict[str, float]:
     """Return the figures that are looked at first: speed, and speed over the bases'."""
-    found: dict[str, float] = {}
+    found = headlines(results)
     for (each, num), one in results.items():
         found[f"{each.name}, {num}: tokens_per_s"] = one.tokens_per_s.median
         for base in BASES:
             if each != base and base.name in one.ratios:
                 found[f"{each.name}, {num}: over {base.name}"] = one.ratios[base.name].median
     return found
+
+
+def headlines(results: dict[tuple[Contestant, int], Figures]) -> dict[str, float]:
+    """Return the ratios that aims are set for, of those who took part."""
+
+    def ratio(one: Contestant, base: Contestant, num_streams: int) -> float | None:
+        found = results.get((one, num_streams))
+        return found.ratios[base.name].median if found and base.name in found.ratios else None
+
+    ratios = {
+        "speedup_vs_target_only": ratio(DEFAULT, TARGET_ONLY, 1),
+        "speedup_vs_vllm_plain": ratio(DEFAULT, VLLM_PLAIN, 1),
+        "target_only_vs_vllm_1": ratio(TARGET_ONLY, VLLM_PLAIN, 1),
+        "target_only_vs_vllm_8": ratio(TARGET_ONLY, VLLM_PLAIN, 8),
+    }
+    speculating = [
+        found.tokens_per_s.median
+        for (each, num), found in results.items()
+        if num == 1 and each.engine != OUTRIDER and each != VLLM_PLAIN
+    ]
+    if speculating and (DEFAULT, 1) in results:
+        ours = results[DEFAULT, 1].tokens_per_s.median
+        ratios["speedup_vs_best_peer"] = ours / max(speculating)
+    crowded = [
+        ratio(each, TARGET_ONLY, 16)
+        for each, num in results
+        if num == 16 and each.engine == OUTRIDER
+    ]
+    ours_crowded = [each for each in crowded if each is not None]
+    if ours_crowded:
+        ratios["worst_ratio_16_streams"] = min(ours_crowded)
+    return {name: value for name, value in ratios.items() if value is not None}
 
 
 def short_row(one: Contestant, found: Figures) -> tuple[str, ...]:
@@ -251,7 +287,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=96, help="longest answer")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument(
         "--contestants",
         type=contestant,

@@ -35,13 +35,14 @@ class Contestant:
 
 
 TARGET_ONLY = Contestant(OUTRIDER, "target-only")
+DEFAULT = Contestant(OUTRIDER, "default")
 VLLM_PLAIN = Contestant(VLLM, "plain")
 BASES = (TARGET_ONLY, VLLM_PLAIN)
 """Whose speed the others are compared with."""
 
 CONTESTANTS = (
     TARGET_ONLY,
-    Contestant(OUTRIDER, "default"),
+    DEFAULT,
     Contestant(OUTRIDER, "suffix+recycling"),
     Contestant(OUTRIDER, "suffix+recycling+eagle3-tree@8"),
     Contestant(TRANSFORMERS, "plain"),

@@ -11,6 +11,7 @@ import pytest
 from bench.peers import figures as of
 from bench.peers.contestants import (
     CONTESTANTS,
+    DEFAULT,
     TARGET_ONLY,
     VLLM_PLAIN,
     commands,
@@ -20,6 +21,7 @@ from bench.peers.contestants import (
 from bench.peers.driver import play
 from bench.peers.page import Setting, row, write_page
 from bench.peers.turn import Answer, Played, Turn
+from bench.side_by_side import headlines
 
 DRAFTED = contestant("outrider:suffix@4")
 TIMES = {"queue": 10.0, "draft": 20.0, "verify": 40.0, "network": 10.0, "total": 100.0}
@@ -99,6 +101,32 @@ def test_figures_of_a_contestant() -> None:
     assert (found.num_equal, found.num_answers) == (1, 2)
     assert found.ratios == {TARGET_ONLY.name: of.Spread(2.5, 2.0, 3.0)}
     assert VLLM_PLAIN.name not in found.ratios
+
+
+def test_the_ratios_that_aims_are_set_for() -> None:
+    walls = {
+        (TARGET_ONLY, 1): 4.0,
+        (DEFAULT, 1): 2.0,
+        (VLLM_PLAIN, 1): 6.0,
+        (contestant("vllm:ngram"), 1): 8.0,
+        (contestant("transformers:assistant"), 1): 5.0,
+        (TARGET_ONLY, 8): 1.0,
+        (VLLM_PLAIN, 8): 2.0,
+        (TARGET_ONLY, 16): 1.0,
+        (DEFAULT, 16): 1.25,
+        (VLLM_PLAIN, 16): 50.0,
+    }
+    turns = {who: [turn([one_by_one([1, 2, 3])], wall_s)] for who, wall_s in walls.items()}
+    found = headlines({who: of.figures(turns, *who, num_cores=2) for who in turns})
+    assert found == {
+        "speedup_vs_target_only": pytest.approx(2.0),
+        "speedup_vs_vllm_plain": pytest.approx(3.0),
+        "speedup_vs_best_peer": pytest.approx(2.5),
+        "target_only_vs_vllm_1": pytest.approx(1.5),
+        "target_only_vs_vllm_8": pytest.approx(2.0),
+        "worst_ratio_16_streams": pytest.approx(0.8),
+    }
+    assert headlines({}) == {}
 
 
 def test_the_page_has_a_line_for_every_contestant(tmp_path: Path) -> None:
