@@ -24,6 +24,7 @@ from bench.peers.contestants import (
     CONTESTANTS,
     DEFAULT,
     OUTRIDER,
+    PLAIN,
     TARGET_ONLY,
     VLLM,
     VLLM_PLAIN,
@@ -203,7 +204,7 @@ def headlines(results: dict[tuple[Contestant, int], Figures]) -> dict[str, float
     speculating = [
         found.tokens_per_s.median
         for (each, num), found in results.items()
-        if num == 1 and each.engine != OUTRIDER and each != VLLM_PLAIN
+        if num == 1 and each.engine != OUTRIDER and each.mode != PLAIN
     ]
     if speculating and (DEFAULT, 1) in results:
         ours = results[DEFAULT, 1].tokens_per_s.median

@@ -36,7 +36,8 @@ class Contestant:
 
 TARGET_ONLY = Contestant(OUTRIDER, "target-only")
 DEFAULT = Contestant(OUTRIDER, "default")
-VLLM_PLAIN = Contestant(VLLM, "plain")
+PLAIN = "plain"  # another engine without drafts
+VLLM_PLAIN = Contestant(VLLM, PLAIN)
 BASES = (TARGET_ONLY, VLLM_PLAIN)
 """Whose speed the others are compared with."""
 
@@ -45,7 +46,7 @@ CONTESTANTS = (
     DEFAULT,
     Contestant(OUTRIDER, "suffix+recycling"),
     Contestant(OUTRIDER, "suffix+recycling+eagle3-tree@8"),
-    Contestant(TRANSFORMERS, "plain"),
+    Contestant(TRANSFORMERS, PLAIN),
     Contestant(TRANSFORMERS, "assistant"),
     Contestant(TRANSFORMERS, "prompt-lookup"),
     VLLM_PLAIN,

@@ -110,6 +110,7 @@ def test_the_ratios_that_aims_are_set_for() -> None:
         (VLLM_PLAIN, 1): 6.0,
         (contestant("vllm:ngram"), 1): 8.0,
         (contestant("transformers:assistant"), 1): 5.0,
+        (contestant("transformers:plain"), 1): 4.5,
         (TARGET_ONLY, 8): 1.0,
         (VLLM_PLAIN, 8): 2.0,
         (TARGET_ONLY, 16): 1.0,
