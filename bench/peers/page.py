@@ -155,7 +155,7 @@ def _draw_speed(results: Results, path: Path) -> None:
         )
         panel.invert_yaxis()
         panel.set_title(_streams(num_streams))
-        panel.set_xlabel("tokens/s, median and extremes")
+        panel.set_xlabel("tokens/s, extremes")
     figure.savefig(path, dpi=110)
 
 
@@ -173,6 +173,6 @@ def _draw_latency(results: Results, path: Path) -> None:
         panel.plot([found.tpot_p99_ms for found in some.values()], names, "k|", label="p99")
         panel.invert_yaxis()
         panel.set_title(_streams(num_streams))
-        panel.set_xlabel("ms per token, median of the answers")
+        panel.set_xlabel("ms per token, median")
         panel.legend()
     figure.savefig(path, dpi=110)
