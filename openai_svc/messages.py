@@ -42,8 +42,10 @@ class CalledFunction(BaseModel):
     @model_validator(mode="after")
     def _has_an_object(self) -> Self:
         try:
-            is_object = isinstance(json.loads(self.arguments or "{}"), dict)
-        except ValueError:
+            value = json.loads(self.arguments or "{}")
+            json.dumps(value, ensure_ascii=False).encode()  # JSON can spell half a surrogate pair
+            is_object = isinstance(value, dict)
+        except (ValueError, RecursionError):
             is_object = False
         if not is_object:
             raise ValueError("arguments: must be a JSON object as text")

@@ -41,6 +41,15 @@ def test_a_call_may_have_no_arguments(arguments: str):
     assert extra["tool_calls"][0]["function"]["arguments"] == {}
 
 
+@pytest.mark.parametrize(
+    "arguments", ['{"a": "\\ud800"}', '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"]
+)
+def test_arguments_that_only_break_when_written_or_read_are_refused(arguments: str):
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    error = refused(ChatBody, {"messages": [*HELLO, {"role": "assistant", "tool_calls": [call]}]})
+    assert error.param == "messages[1].tool_calls[0].function.arguments"
+
+
 @pytest.mark.parametrize("arguments", ["{", "[]", "x"])
 def test_arguments_that_no_template_can_read_are_refused(arguments: str):
     call = {**CALL, "function": {"name": "f", "arguments": arguments}}
