@@ -1,7 +1,6 @@
 """Chat templates: Jinja programs that come with a model and are not to be trusted."""
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -29,7 +28,7 @@ class ChatTemplate:
     Raises: ValueError if the text is no valid template.
     """
 
-    __slots__ = ("_template", "_variables", "_words")
+    __slots__ = ("_read_names", "_template", "_variables")
 
     def __init__(
         self,
@@ -38,12 +37,15 @@ class ChatTemplate:
         variables: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
+        environment = _environment(now)
         try:
-            self._template = _environment(now).from_string(text)
+            self._template = environment.from_string(text)
+            names = environment.parse(text).find_all(jinja2.nodes.Name)
         except jinja2.TemplateError as error:
             raise ValueError(f"chat template: {error}") from error
         self._variables = dict(variables)
-        self._words = frozenset(re.findall(r"\w+", text))
+        # Those with a default as well: a template that sets a name if it is undefined reads it.
+        self._read_names = frozenset(each.name for each in names if each.ctx == "load")
 
     def render(
         self,
@@ -66,7 +68,7 @@ class ChatTemplate:
         for index, message in enumerate(messages):
             if not message.get("role"):
                 raise InvalidField(f"chat.messages[{index}].role", "empty")
-        if tools is not None and "tools" not in self._words:
+        if tools is not None and "tools" not in self._read_names:
             raise InvalidField("chat.tools_json", "the model's chat template reads no tools")
         self._check_variables(variables or {}, continue_final_message)
         chat, final = [_plain(message) for message in messages], ""
@@ -87,7 +89,7 @@ class ChatTemplate:
         for name in variables:
             if name in GIVEN:
                 raise InvalidField(f"chat.template_kwargs_json.{name}", "has a field of its own")
-            if name not in self._words:
+            if name not in self._read_names:
                 refusal = "the model's chat template reads no such variable"
                 raise InvalidField(f"chat.template_kwargs_json.{name}", refusal)
         if continues and variables.get("add_generation_prompt"):

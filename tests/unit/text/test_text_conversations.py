@@ -400,6 +400,9 @@ def test_a_template_that_changes_the_last_message_cannot_continue_it(
     [
         ({"tools": TOOLS}, "chat.tools_json"),
         ({"variables": {"enable_thinking": True}}, "chat.template_kwargs_json.enable_thinking"),
+        # A word of the template's text, or one of its fields, is no variable.
+        ({"variables": {"a": 1}}, "chat.template_kwargs_json.a"),
+        ({"variables": {"role": 1}}, "chat.template_kwargs_json.role"),
         ({"variables": {"messages": []}}, "chat.template_kwargs_json.messages"),
         ({"variables": {"tools": []}}, "chat.template_kwargs_json.tools"),
     ],

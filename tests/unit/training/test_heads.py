@@ -70,6 +70,7 @@ def options(target, corpus, folder, features, kind, **changes) -> RunOptions:
     )
 
 
+@pytest.mark.timeout(180)  # five seconds on an idle machine
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_was_killed_and_resumed_ends_with_the_same_weights(
     target, corpus, features, tmp_path, kind

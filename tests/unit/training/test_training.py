@@ -55,6 +55,7 @@ def options(target, corpus, folder, num_parallel=1, **changes) -> RunOptions:
     )
 
 
+@pytest.mark.timeout(180)  # seven seconds on an idle machine
 @pytest.mark.parametrize("num_parallel", [1, 3])
 def test_a_run_that_was_killed_and_resumed_ends_with_the_same_weights(
     target, corpus, tmp_path, num_parallel
