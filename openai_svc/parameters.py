@@ -196,11 +196,13 @@ class Parameters(BaseModel, ABC):
 
     def param(self, field: str) -> str:
         """Return this body's name of a field of the orchestrator's request."""
-        path, bracket, rest = field.removeprefix("sampling_params.").partition("[")
-        if path in STRUCTURED_FIELDS and self._formats:
-            return "response_format"
+        path = field.removeprefix("sampling_params.")
         names = {**STRUCTURED_FIELDS, **self._own_names()}
-        return f"{names.get(path, path)}{bracket}{rest}"
+        begins = (each for each in names if f"{path}.".startswith((f"{each}.", f"{each}[")))
+        known = max(begins, key=len, default="")
+        if known in STRUCTURED_FIELDS and self._formats:
+            return "response_format"
+        return names[known] + path.removeprefix(known) if known else path
 
     @property
     @abstractmethod

@@ -352,6 +352,21 @@ def test_what_is_wrong_is_refused_by_name(kind, body, param, code):
         (ChatBody(messages=HELLO), "sampling_params.logprobs", "logprobs"),
         (ChatBody(messages=HELLO), "speculation.sources", "speculation.sources"),
         (ChatBody(messages=HELLO), "chat.tools_json", "tools"),
+        (
+            ChatBody(messages=HELLO),
+            "chat.template_kwargs_json.thinks",
+            "chat_template_kwargs.thinks",
+        ),
+        (
+            ChatBody(messages=HELLO),
+            "sampling_params.json_schema.x-guidance",
+            "structured_outputs.json.x-guidance",
+        ),
+        (
+            ChatBody(messages=HELLO, response_format={"type": "json_object"}),
+            "sampling_params.json_schema.x-guidance",
+            "response_format",
+        ),
         (CompletionBody(prompt="a"), "tokenized.input_ids[2]", "prompt[2]"),
         (CompletionBody(prompt="a"), "token_ids[2]", "prompt[2]"),
         (CompletionBody(prompt="a"), "sampling_params.max_tokens", "max_tokens"),
