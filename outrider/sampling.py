@@ -257,8 +257,7 @@ class SamplingParams:
         """Refuse what may forbid the only id that a constraint leaves, or cut its text short."""
         for name in UNFIT_FOR_CONSTRAINTS:
             if getattr(self, name):
-                word = name.replace("bad_token_ids", "bad_words")
-                raise _invalid(word, "cannot be promised together with a constraint")
+                raise _invalid(name, "cannot be promised together with a constraint")
 
     @property
     def penalises(self) -> bool:
