@@ -216,3 +216,20 @@ def test_the_page_names_every_key():
     keys = {name for each in parts if issubclass(each, schema.Part) for name in each.model_fields}
     assert not {key for key in keys if not re.search(rf"\b{key}\b", page)}
     assert not {name for name in get_args(schema.Feature) if f"`{name}`" not in page}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "version: 2026-02-30\nclasses: []\n",
+        "version: !!int abc\nclasses: []\n",
+        "version: 1\nclasses: []\nlookup: !!bool maybe\n",
+        f"version: {'9' * 5000}\nclasses: []\n",
+        "version: " + "[" * 2000,
+        'version: "\\ud800"\nclasses: []\n',
+    ],
+    ids=["no such day", "no number", "no truth", "a long number", "deep", "half a surrogate"],
+)
+def test_what_yaml_itself_cannot_make_is_a_fault_of_the_file(text):
+    with pytest.raises(PolicyError, match=r"^policy: "):
+        parse_policy(text)
