@@ -41,7 +41,7 @@ def run_check(path: Path) -> None:
     """Read a policy file and print its classes; Raises: PolicyError with all faults."""
     policy = read_policy(path)
     console = plain_console()
-    console.print(f"{path}: version {policy.version}, digest {policy.digest}")
+    console.print(f"{path}: version {policy.version}, digest {policy.digest}", soft_wrap=True)
     for each in policy.classes:
         told = f"  {each.name}: {each.speculation.value}"
         about = " (takes every request)" if each.when.takes_all else ""

@@ -53,7 +53,7 @@ def parse_policy(text: str, *, name: str = "policy") -> schema.Policy:
         raise PolicyError(name, [f"{line}{error.problem}"]) from None
     except YAMLError as error:
         raise PolicyError(name, [" ".join(str(error).split())]) from None
-    # What its constructors raise for a date that does not exist, a tag that does not fit, and so on.
+    # What its constructors raise for a date that does not exist or a tag that does not fit.
     except (ValueError, KeyError) as error:
         raise PolicyError(name, [f"holds a value that cannot be read: {error}"]) from None
     except RecursionError:
