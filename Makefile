@@ -69,7 +69,7 @@ lint: $(SETUP) $(STUBS) ## Check style, types and protos
 		$(BIN)/buf breaking --against '.git#branch=main'; \
 	fi
 
-test: $(SETUP) $(STUBS) $(MODELS) ## Run unit, conformance and integration tests (under 10 minutes)
+test: $(SETUP) $(STUBS) $(MODELS) ## Run unit, conformance and integration tests (a quarter of an hour on two slow cores)
 	$(PYTEST) -n $(JOBS) --dist worksteal -m 'not statistical and not parity and not slow'
 
 statistical: $(SETUP) $(STUBS) $(MODELS) ## Run the tests of sampling laws
