@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from outrider.audit import acceptance, divergence, latency, token_law
 from outrider.audit.accuracy import Arm, accuracy_view
 from outrider.audit.asking import Answer, Ask, Asker, Prompt
-from outrider.audit.equality import Compared, compare, equality_view, gaps, tie_limit
+from outrider.audit.equality import Compared, Text, compare, equality_view, gaps, tie_limit
 from outrider.audit.plan import LAWS, POLICY, TARGET_ONLY, Plan
 from outrider.audit.reference import Floats, Reference
 from outrider.audit.view import View
@@ -149,7 +149,7 @@ class Audit:
     async def _greedy_view(self, answers: ByWay) -> View:
         compared, limit = await self._compare(answers)
         self.told("reading greedy outputs", 0)
-        known: dict[tuple[int, ...], Floats] = {}
+        known: dict[Text, Floats] = {}
         seen = [await gaps(some, self.reference, known) for some in answers.values()]
         tolerances = self.plan.tolerances
         return equality_view(

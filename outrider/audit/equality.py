@@ -11,6 +11,9 @@ from outrider.audit.reference import Floats, Law, Reference
 from outrider.audit.view import Table, Verdict, View, verdict_of
 from outrider.ties import TIE
 
+Text = tuple[tuple[int, ...], tuple[int, ...]]
+"""The ids of a prompt, and of what was put out behind it."""
+
 MAX_LISTED = 10
 
 
@@ -87,16 +90,15 @@ async def compare(
     )
 
 
-async def gaps(
-    answers: Sequence[Answer], reference: Reference, known: dict[tuple[int, ...], Floats]
-) -> Gaps:
+async def gaps(answers: Sequence[Answer], reference: Reference, known: dict[Text, Floats]) -> Gaps:
     """Let the reference read greedy outputs; ``known`` keeps what it said of each text."""
-    texts = [(answer.ask.prompt.token_ids, answer.token_ids) for answer in answers]
-    for prompt_ids, output_ids in texts:
-        text = (len(prompt_ids), *prompt_ids, *output_ids)
+    leads = []
+    for answer in answers:
+        text = answer.ask.prompt.token_ids, answer.token_ids
         if text not in known:
-            known[text] = (await reference.read(prompt_ids, output_ids, Law())).lead
-    every = np.concatenate([known[len(one), *one, *other] for one, other in texts])
+            known[text] = (await reference.read(*text, Law())).lead
+        leads.append(known[text])
+    every = np.concatenate(leads)
     return Gaps(answers[0].ask.way.name, len(every), int((every > 0).sum()), float(every.max()))
 
 

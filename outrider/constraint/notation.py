@@ -58,7 +58,6 @@ def reason(error: str, kind: ConstraintKind) -> str:
         text = found[1] if found else text
     if kind is not ConstraintKind.GRAMMAR:
         text = re.sub(r"^(at )?\d+\(\d+\): |failed to compile JSON schema: ", "", text)
-        text = re.sub(r"^failed to compile JSON schema: ", "", text)
     return " ".join(text.split())[:300] or "is not usable"
 
 

@@ -39,13 +39,14 @@ class ChatTemplate:
     ) -> None:
         environment = _environment(now)
         try:
-            self._template = environment.from_string(text)
-            names = environment.parse(text).find_all(jinja2.nodes.Name)
+            program = environment.parse(text)
+            # Those with a default as well: a template that sets a name if it is undefined reads it.
+            names = program.find_all(jinja2.nodes.Name)
+            self._read_names = frozenset(each.name for each in names if each.ctx == "load")
+            self._template = environment.from_string(program)
         except jinja2.TemplateError as error:
             raise ValueError(f"chat template: {error}") from error
         self._variables = dict(variables)
-        # Those with a default as well: a template that sets a name if it is undefined reads it.
-        self._read_names = frozenset(each.name for each in names if each.ctx == "load")
 
     def render(
         self,

@@ -1,7 +1,8 @@
 """A target whose law is known exactly, and the test of samples against it."""
 
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +76,22 @@ def sequence_counts(sequences: Ids, vocab_size: int) -> Ids:
     length = sequences.shape[1]
     codes = sequences @ (vocab_size ** np.arange(length - 1, -1, -1))
     return np.bincount(codes, minlength=vocab_size**length)
+
+
+def joint_probs(
+    next_probs: Callable[[tuple[int, ...]], Floats], vocab_size: int, num_tokens: int
+) -> Floats:
+    """Return the probability of every sequence, in the order of ``sequence_counts``.
+
+    ``next_probs`` gives the distribution [V] behind the tokens before; plain loops.
+    """
+    probs = []
+    for tokens in itertools.product(range(vocab_size), repeat=num_tokens):
+        joint = 1.0
+        for depth, token in enumerate(tokens):
+            joint *= float(next_probs(tokens[:depth])[token])
+        probs.append(joint)
+    return np.array(probs)
 
 
 def chi_square_p(counts: Ids, probs: Floats) -> float:

@@ -1,6 +1,6 @@
 """A constraint masks each row by the draft tokens before it; the law is the masked target's."""
 
-import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +9,14 @@ import regex
 from outrider.errors import InvalidField
 from outrider.sampling import AcceptanceRule, Constraint, ConstraintKind, SamplingParams
 from tests.statistical import ratio_path
-from tests.statistical.law import ALPHA, Floats, TableLaw, chi_square_p, sequence_counts
+from tests.statistical.law import (
+    ALPHA,
+    Floats,
+    TableLaw,
+    chi_square_p,
+    joint_probs,
+    sequence_counts,
+)
 from tests.statistical.ratio_path import (
     NUM_TOKENS,
     PROMPT,
@@ -60,16 +67,15 @@ def allowed(sampling: SamplingParams, output: tuple[int, ...]) -> list[int]:
 
 
 def exact(sampling: SamplingParams) -> Floats:
-    """Return the probability of every continuation, by plain loops."""
-    probs = []
-    for tokens in itertools.product(range(VOCAB_SIZE), repeat=NUM_TOKENS):
-        joint = 1.0
-        for depth, token in enumerate(tokens):
-            text, choices = [*PROMPT, *tokens[:depth]], allowed(sampling, tokens[:depth])
-            weights = np.exp(TARGET.logits[text[-2], text[-1]] / sampling.temperature)
-            joint *= weights[token] / weights[choices].sum() if token in choices else 0.0
-        probs.append(joint)
-    return np.array(probs)
+    """Return the probability of every continuation."""
+    return joint_probs(partial(next_probs, sampling), VOCAB_SIZE, NUM_TOKENS)
+
+
+def next_probs(sampling: SamplingParams, output: tuple[int, ...]) -> Floats:
+    text, choices = [*PROMPT, *output], allowed(sampling, output)
+    weights = np.zeros(VOCAB_SIZE)
+    weights[choices] = np.exp(TARGET.logits[text[-2], text[-1]] / sampling.temperature)[choices]
+    return weights / weights.sum() if choices else weights
 
 
 def p_of(sampling: SamplingParams, sequences: np.ndarray) -> float:

@@ -1,13 +1,20 @@
 """Penalties and masks depend on the text, draft tokens included; the law is still exactly kept."""
 
-import itertools
+from functools import partial
 
 import numpy as np
 import pytest
 
 from outrider.sampling import AcceptanceRule, SamplingParams
 from tests.statistical import ratio_path
-from tests.statistical.law import ALPHA, Floats, TableLaw, chi_square_p, sequence_counts
+from tests.statistical.law import (
+    ALPHA,
+    Floats,
+    TableLaw,
+    chi_square_p,
+    joint_probs,
+    sequence_counts,
+)
 from tests.statistical.ratio_path import (
     NUM_TOKENS,
     PROMPT,
@@ -43,14 +50,8 @@ MASKS = SamplingParams(
 
 
 def exact(sampling: SamplingParams) -> Floats:
-    """Return the probability of every continuation, by the written formulas and plain loops."""
-    probs = []
-    for tokens in itertools.product(range(VOCAB_SIZE), repeat=NUM_TOKENS):
-        joint = 1.0
-        for depth, token in enumerate(tokens):
-            joint *= float(next_probs(sampling, tokens[:depth])[token])
-        probs.append(joint)
-    return np.array(probs)
+    """Return the probability of every continuation, by the written formulas."""
+    return joint_probs(partial(next_probs, sampling), VOCAB_SIZE, NUM_TOKENS)
 
 
 def next_probs(sampling: SamplingParams, output: tuple[int, ...]) -> Floats:
