@@ -78,7 +78,7 @@ class LinearGroup:
             outputs.append(y)
         k = self._k
         self._call(
-            *(x.data_ptr(), k, x.numel() // k, k, self._code, self._code, self._output_code),
+            *(x.data_ptr(), k, x.numel() // k, k, self._code, self._output_code),
             self._address + members[0] * ctypes.sizeof(Segment),
             *(len(outputs), self._threads),
         )

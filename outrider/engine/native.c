@@ -44,6 +44,14 @@
 #define ROWS 4
 #define GROUP (2 * LANES) /* elements of k taken at a time: LANES even ones, LANES odd ones */
 
+/* Instructions that multiply pairs of bfloat16 and add them up in float32: half the multiply-adds, and
+ * nothing to expand. They take subnormal numbers for zero. */
+#if defined(__AVX512BF16__)
+#define PAIRS 1
+#else
+#define PAIRS 0
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -108,10 +116,10 @@ INLINE uint16_t to_bf16(float f) { /* round to nearest even, NaN stays NaN */
   return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
-INLINE u4 to_bf16_4(f4 f) { /* to_bf16 of each lane */
-  u4 u = (u4)f, nan = (u4)((u & 0x7fffffffu) > 0x7f800000u);
-  u4 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  return (rounded & ~nan) | (0x7fc0u & nan);
+/* The nearest numbers that bfloat16 holds, ties to even; NaN stays NaN. */
+INLINE u8v rounded8(f8 v) {
+  u8v u = (u8v)v, nan = (u8v)((u & 0x7fffffffu) > 0x7f800000u);
+  return (((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u) & ~nan) | (0x7fc00000u & nan);
 }
 
 INLINE float load_any(const void *p, int64_t i, int type) {
@@ -154,6 +162,23 @@ INLINE f4 sums4(f4 a, f4 b, f4 c, f4 d) {
   f4 cd = __builtin_shufflevector(c, d, 0, 4, 1, 5) + __builtin_shufflevector(c, d, 2, 6, 3, 7);
   return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
+
+#if LANES == 16
+/* The lanes of sixteen vectors summed up by the additions of sum_to_4 and sums4: sixteen sums in order. */
+INLINE vf sums16(const vf *v) {
+  __m512 quarters[4];
+  UNROLL for (int i = 0; i < 4; i++) {
+    __m512 a = (__m512)v[i], b = (__m512)v[i + 4], c = (__m512)v[i + 8], d = (__m512)v[i + 12];
+    __m512 ab = _mm512_shuffle_f32x4(a, b, 0x44) + _mm512_shuffle_f32x4(a, b, 0xee);
+    __m512 cd = _mm512_shuffle_f32x4(c, d, 0x44) + _mm512_shuffle_f32x4(c, d, 0xee);
+    quarters[i] = _mm512_shuffle_f32x4(ab, cd, 0x88) + _mm512_shuffle_f32x4(ab, cd, 0xdd);
+  }
+  __m512 p = _mm512_unpacklo_ps(quarters[0], quarters[1]) + _mm512_unpackhi_ps(quarters[0], quarters[1]);
+  __m512 q = _mm512_unpacklo_ps(quarters[2], quarters[3]) + _mm512_unpackhi_ps(quarters[2], quarters[3]);
+  __m512d low = _mm512_unpacklo_pd((__m512d)p, (__m512d)q), high = _mm512_unpackhi_pd((__m512d)p, (__m512d)q);
+  return (vf)((__m512)low + (__m512)high);
+}
+#endif
 
 INLINE float sum8(f8 v) {
   f4 q[2];
@@ -304,30 +329,38 @@ INLINE int64_t next_tile(int64_t rows) {
   return (rows + tiles - 1) / tiles;
 }
 
-/* Rows r0.. of x as float32, tile by tile; inside a tile the rows alternate per k group. */
-static void pack_rows(float *out, const void *x, int64_t ldx, int64_t rows, int64_t k, int64_t groups,
-                      int x_type, int interleave) {
+/* Bytes of a row's packed group of k. */
+INLINE int64_t packed_step(int type) { return GROUP * (PAIRS && type == BF16 ? 2 : 4); }
+
+/* The rows of x as the tiles read them, tile by tile: inside a tile the rows alternate per k group. bfloat16 is
+ * expanded, the even elements of a group before the odd ones, but where instructions take it in pairs. */
+static void pack_rows(char *out, const void *x, int64_t ldx, int64_t rows, int64_t k, int64_t groups, int type) {
+  const int64_t size = type == BF16 ? 2 : 4, step = packed_step(type);
   int64_t tile = 0;
   for (int64_t r0 = 0; r0 < rows; r0 += tile) {
     tile = next_tile(rows - r0);
     for (int64_t r = 0; r < tile; r++) {
-      const char *row = (const char *)x + (r0 + r) * ldx * (x_type == BF16 ? 2 : 4);
+      const char *row = (const char *)x + (r0 + r) * ldx * size;
       for (int64_t g = 0; g < groups; g++) {
-        float *dst = out + (g * tile + r) * GROUP;
-        int64_t left = k - g * GROUP;
-        if (left >= GROUP && x_type == BF16 && interleave) {
-          vu raw = *(const vuu *)(row + g * GROUP * 2);
-          *(vf *)dst = (vf)(raw << 16);
-          *(vf *)(dst + LANES) = (vf)(raw & 0xffff0000u);
-          continue;
+        char *dst = out + (g * tile + r) * step;
+        int64_t left = k - g * GROUP < GROUP ? k - g * GROUP : GROUP;
+        char rest[GROUP * 4] __attribute__((aligned(64)));
+        const char *from = row + g * GROUP * size;
+        if (left < GROUP) {
+          memset(rest, 0, sizeof rest);
+          memcpy(rest, from, (size_t)(left * size));
+          from = rest;
         }
-        for (int64_t i = 0; i < GROUP; i++) {
-          float v = i < left ? load_any(row, g * GROUP + i, x_type) : 0.0f;
-          dst[interleave ? (i & 1) * LANES + (i >> 1) : i] = v;
+        if (type == BF16 && !PAIRS) {
+          vu raw = *(const vuu *)from;
+          *(vf *)dst = (vf)(raw << 16);
+          *(vf *)(dst + LANES * 4) = (vf)(raw & 0xffff0000u);
+        } else {
+          memcpy(dst, from, (size_t)(GROUP * size));
         }
       }
     }
-    out += tile * groups * GROUP;
+    out += tile * groups * step;
   }
 }
 
@@ -341,7 +374,9 @@ INLINE vf odd_weights(const char *w, int w_type) {
 
 /* Keeps a vector in a register: else the compiler would read it from memory at every use, and loads
  * are scarcer than multiply-adds. */
-#if defined(__AVX__)
+#if defined(__AVX512F__)
+#define HOLD(v) __asm__("" : "+v"(v))
+#elif defined(__AVX__)
 #define HOLD(v) __asm__("" : "+x"(v))
 #elif defined(__aarch64__)
 #define HOLD(v) __asm__("" : "+w"(v))
@@ -356,28 +391,44 @@ typedef struct {
   int64_t step;
 } ahead;
 
+#if PAIRS
+/* acc of every lane plus the products of its pair, in the order of the instruction. */
+INLINE vf add_pairs(vf acc, vf x, vf w) { return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)x, (__m512bh)w); }
+#else
+INLINE vf add_pairs(vf acc, vf x, vf w) { return (void)x, (void)w, acc; }
+#endif
+
 /* acc[r][c] += x[r] . w[c] over whole groups. The empty statements keep the compiler from holding even and odd weights at
  * once, for which there are not enough registers. */
-INLINE void dots(const int R, const int C, vf (*acc)[2 * COLS], const float *xp, const char *p, ahead next,
+INLINE void dots(const int R, const int C, vf (*acc)[2 * COLS], const char *xp, const char *p, ahead next,
                  int64_t stride, int64_t groups, int w_type) {
-  const int64_t step = GROUP * (w_type == BF16 ? 2 : 4);
-  for (; groups > 0; groups--, xp += R * GROUP, p += step) {
+  const int64_t step = GROUP * (w_type == BF16 ? 2 : 4), x_step = packed_step(w_type);
+  for (; groups > 0; groups--, xp += R * x_step, p += step) {
     vf v[2 * COLS];
     if (next.from) {
       UNROLL for (int at = 0; at < C * 4 * GROUP; at += 64)
         if (at < next.step) __builtin_prefetch(next.from + at, 0, 2);
       next.from += next.step;
     }
+    if (PAIRS && w_type == BF16) {
+      UNROLL for (int c = 0; c < C; c++) v[c] = *(const vfu *)(p + c * stride);
+      UNROLL for (int r = 0; r < R; r++) {
+        vf x = *(const vf *)(xp + r * x_step);
+        HOLD(x);
+        UNROLL for (int c = 0; c < C; c++) acc[r][c] = add_pairs(acc[r][c], x, v[c]);
+      }
+      continue;
+    }
     UNROLL for (int c = 0; c < C; c++) v[c] = even_weights(p + c * stride, w_type);
     UNROLL for (int r = 0; r < R; r++) {
-      vf x = *(const vf *)(xp + r * GROUP);
+      vf x = *(const vf *)(xp + r * x_step);
       HOLD(x);
       UNROLL for (int c = 0; c < C; c++) acc[r][c] = fma_lanes(x, v[c], acc[r][c]);
     }
     __asm__ volatile("" ::: "memory");
     UNROLL for (int c = 0; c < C; c++) v[c] = odd_weights(p + c * stride, w_type);
     UNROLL for (int r = 0; r < R; r++) {
-      vf x = *(const vf *)(xp + r * GROUP + LANES);
+      vf x = *(const vf *)(xp + r * x_step + LANES * 4);
       HOLD(x);
       UNROLL for (int c = 0; c < C; c++) acc[r][c] = fma_lanes(x, v[c], acc[r][c]);
     }
@@ -399,7 +450,7 @@ INLINE void dots(const int R, const int C, vf (*acc)[2 * COLS], const float *xp,
   "vfmadd231ps %%ymm15, %%ymm14, %%ymm" C "\n"
 #define ZERO(A) "vxorps %%ymm" A ", %%ymm" A ", %%ymm" A "\n"
 #define STORE(AT, A) "vmovaps %%ymm" A ", " AT "(%[acc])\n"
-static void dots_4x3(vf *acc, const float *xp, const char *p, ahead next, int64_t stride, int64_t groups) {
+static void dots_4x3(vf *acc, const char *xp, const char *p, ahead next, int64_t stride, int64_t groups) {
   static const vu mask = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
                           0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
   const char *q = next.from ? next.from : p;
@@ -426,9 +477,10 @@ static void dots_4x3(vf *acc, const float *xp, const char *p, ahead next, int64_
 #endif
 
 /* R rows x C columns of outputs; xp holds the packed tile. */
-INLINE void tile(const int R, const int C, const float *xp, const char *w, ahead next, int64_t k, int w_type,
+INLINE void tile(const int R, const int C, const char *xp, const char *w, ahead next, int64_t k, int w_type,
                  const float *bias, char *y, int64_t ldy, int y_type) {
   const int64_t size = w_type == BF16 ? 2 : 4, stride = k * size, groups = k / GROUP, i = groups * GROUP;
+  const int64_t x_step = packed_step(w_type);
   vf acc[ROWS][2 * COLS];
 #if HAND_WRITTEN
   if (R == 4 && C == 3 && w_type == BF16) {
@@ -442,36 +494,47 @@ INLINE void tile(const int R, const int C, const float *xp, const char *w, ahead
     dots(R, C, acc, xp, w, next, stride, groups, w_type);
   }
   const char *p = w + i * size;
-  xp += groups * R * GROUP;
+  xp += groups * R * x_step;
   if (i < k) { /* zero padded rest, in the same order */
     UNROLL for (int c = 0; c < C; c++) {
       char rest[GROUP * 4] __attribute__((aligned(64))) = {0};
       memcpy(rest, p + c * stride, (size_t)((k - i) * size));
+      if (PAIRS && w_type == BF16) {
+        UNROLL for (int r = 0; r < R; r++) acc[r][c] = add_pairs(acc[r][c], *(const vf *)(xp + r * x_step), *(const vf *)rest);
+        continue;
+      }
       vf e = even_weights(rest, w_type), o = odd_weights(rest, w_type);
       UNROLL for (int r = 0; r < R; r++) {
-        acc[r][c] = fma_lanes(*(const vf *)(xp + r * GROUP), e, acc[r][c]);
-        acc[r][c] = fma_lanes(*(const vf *)(xp + r * GROUP + LANES), o, acc[r][c]);
+        acc[r][c] = fma_lanes(*(const vf *)(xp + r * x_step), e, acc[r][c]);
+        acc[r][c] = fma_lanes(*(const vf *)(xp + r * x_step + LANES * 4), o, acc[r][c]);
       }
     }
   }
-  /* Sums of all R * C accumulators, four at a time. */
+  float sums[(ROWS * 2 * COLS + LANES - 1) / LANES * LANES] __attribute__((aligned(64)));
+#if LANES == 16
+  UNROLL for (int first = 0; first < R * C; first += 16) {
+    vf part[16];
+    UNROLL for (int i = 0; i < 16; i++)
+      part[i] = first + i < R * C ? acc[(first + i) / C][(first + i) % C] : (vf){0};
+    *(vf *)(sums + first) = sums16(part);
+  }
+#else
   UNROLL for (int first = 0; first < R * C; first += 4) {
     f4 part[4] = {{0}, {0}, {0}, {0}};
     UNROLL for (int i = 0; i < 4; i++)
       if (first + i < R * C) part[i] = sum_to_4(acc[(first + i) / C][(first + i) % C]);
-    f4 v = sums4(part[0], part[1], part[2], part[3]);
-    if (bias) UNROLL for (int i = 0; i < 4; i++)
-        if (first + i < R * C) v[i] += bias[(first + i) % C];
-    u4 bits = y_type == BF16 ? to_bf16_4(v) : (u4)v;
-    UNROLL for (int i = 0; i < 4; i++) {
-      if (first + i >= R * C) continue;
-      int64_t at = (first + i) / C * ldy + (first + i) % C;
-      if (y_type == BF16)
-        ((uint16_t *)y)[at] = (uint16_t)bits[i];
-      else
-        ((float *)y)[at] = v[i];
-    }
+    *(f4 *)(sums + first) = sums4(part[0], part[1], part[2], part[3]);
   }
+#endif
+  if (bias) UNROLL for (int i = 0; i < R * C; i++) sums[i] += bias[i % C];
+  if (y_type == F32) {
+    UNROLL for (int r = 0; r < R; r++) memcpy(y + r * ldy * 4, sums + r * C, C * 4);
+    return;
+  }
+  uint16_t halves[sizeof sums / 4] __attribute__((aligned(64)));
+  UNROLL for (int first = 0; first < R * C; first += 8)
+    *(u16x8 *)(halves + first) = __builtin_convertvector(rounded8(*(f8 *)(sums + first)) >> 16, u16x8);
+  UNROLL for (int r = 0; r < R; r++) memcpy(y + r * ldy * 2, halves + r * C, C * 2);
 }
 
 /* Strips of weights, each against all packed rows, SPAN strips at a time: the weights of a span stay
@@ -479,10 +542,10 @@ INLINE void tile(const int R, const int C, const float *xp, const char *w, ahead
  * next span is fetched, by every tile an equal part. */
 #define SPAN 8
 
-typedef void tile_fn(const float *xp, const char *w, ahead next, int64_t k, const float *bias, char *y,
+typedef void tile_fn(const char *xp, const char *w, ahead next, int64_t k, const float *bias, char *y,
                      int64_t ldy, int y_type);
 #define TILE(R, C, WT, NAME)                                                                            \
-  static void NAME(const float *xp, const char *w, ahead next, int64_t k, const float *bias, char *y,   \
+  static void NAME(const char *xp, const char *w, ahead next, int64_t k, const float *bias, char *y,   \
                    int64_t ldy, int y_type) {                                                           \
     tile(R, C, xp, w, next, k, WT, bias, y, ldy, y_type);                                               \
   }
@@ -508,7 +571,7 @@ static tile_fn *const singles[2][ROWS] = {{single_1_f32, single_2_f32, single_3_
 static tile_fn *const wides[2][2] = {{wide_1_f32, wide_2_f32}, {wide_1_bf16, wide_2_bf16}};
 
 /* Columns [n0, n1) of one segment for `rows` packed rows. */
-static void columns(const segment *s, int64_t n0, int64_t n1, const float *packed, int64_t row0,
+static void columns(const segment *s, int64_t n0, int64_t n1, const char *packed, int64_t row0,
                     int64_t rows, int64_t k, int64_t groups, int w_type, int y_type) {
   const int64_t w_size = w_type == BF16 ? 2 : 4, y_size = y_type == BF16 ? 2 : 4;
   const int64_t num_tiles = (rows + ROWS - 1) / ROWS, num_groups = k / GROUP;
@@ -518,8 +581,8 @@ static void columns(const segment *s, int64_t n0, int64_t n1, const float *packe
     int64_t strips = (n1 - n) / width;
     if (strips > SPAN) strips = SPAN;
     const int64_t span = strips * width, step = width * GROUP * w_size / num_tiles;
-    const float *xp = packed;
-    for (int64_t left = rows, turn = 0, t; left > 0; left -= t, xp += t * groups * GROUP, turn++) {
+    const char *xp = packed;
+    for (int64_t left = rows, turn = 0, t; left > 0; left -= t, xp += t * groups * packed_step(w_type), turn++) {
       t = next_tile(left);
       tile_fn *fn = width == 1 ? singles[w_type][t - 1] : width == COLS ? tiles[w_type][t - 1] : wides[w_type][t - 1];
       for (int64_t strip = 0; strip < strips; strip++) {
@@ -537,7 +600,7 @@ static void columns(const segment *s, int64_t n0, int64_t n1, const float *packe
 
 typedef struct {
   const segment *segments;
-  const float *packed;
+  const char *packed;
   int64_t m, k, groups, block; /* block: rows whose packed form stays in L2 */
   int64_t strips, per_chunk;   /* strips of COLS columns over all segments */
   int num_segments, w_type, y_type;
@@ -548,7 +611,7 @@ static void linear_chunk(const void *argument, int64_t index) {
   int64_t from = index * c->per_chunk, to = from + c->per_chunk;
   for (int64_t row0 = 0; row0 < c->m; row0 += c->block) {
     int64_t rows = c->m - row0 < c->block ? c->m - row0 : c->block, base = 0;
-    const float *packed = c->packed + row0 * c->groups * GROUP;
+    const char *packed = c->packed + row0 * c->groups * packed_step(c->w_type);
     for (int s = 0; s < c->num_segments; s++) {
       const segment *part = &c->segments[s];
       int64_t strips = (part->n + COLS - 1) / COLS;
@@ -562,21 +625,21 @@ static void linear_chunk(const void *argument, int64_t index) {
   }
 }
 
-/* y_s = x w_s^T + bias_s for every segment s. The segments share x: q/k/v or gate/up in one call. */
-void outrider_linear(const void *x, int64_t ldx, int64_t m, int64_t k, int x_type, int w_type, int y_type,
+/* y_s = x w_s^T + bias_s for every segment s; x and the weights are of one type. The segments share x: q/k/v or
+ * gate/up in one call. */
+void outrider_linear(const void *x, int64_t ldx, int64_t m, int64_t k, int w_type, int y_type,
                      const segment *segments, int num_segments, int threads) {
-  const int64_t groups = (k + GROUP - 1) / GROUP;
-  int64_t block = (256 * 1024) / (4 * groups * GROUP) / ROWS * ROWS;
+  const int64_t groups = (k + GROUP - 1) / GROUP, size = w_type == BF16 ? 2 : 4, row = groups * packed_step(w_type);
+  int64_t block = (256 * 1024) / row / ROWS * ROWS;
   block = block < 16 ? 16 : block > 64 ? 64 : block;
-  float *packed = scratch_floats(&linear_scratch, (size_t)(m * groups * GROUP));
-  const int64_t x_size = x_type == BF16 ? 2 : 4;
+  char *packed = (char *)scratch_floats(&linear_scratch, (size_t)(m * row / 4));
   for (int64_t row0 = 0; row0 < m; row0 += block) /* blocks are tiled by themselves */
-    pack_rows(packed + row0 * groups * GROUP, (const char *)x + row0 * ldx * x_size, ldx,
-              m - row0 < block ? m - row0 : block, k, groups, x_type, w_type == BF16);
+    pack_rows(packed + row0 * row, (const char *)x + row0 * ldx * size, ldx, m - row0 < block ? m - row0 : block, k,
+              groups, w_type);
   linear_call call = {segments, packed, m, k, groups, block, 0, 0, num_segments, w_type, y_type};
   for (int s = 0; s < num_segments; s++) call.strips += (segments[s].n + COLS - 1) / COLS;
   /* A chunk is a multiple of two strips (wide ones), some 10 us of work or an eighth of a thread's. */
-  int64_t least = 1 + 65536 / (COLS * k * (w_type == BF16 ? 2 : 4) * (1 + m / 4));
+  int64_t least = 1 + 65536 / (COLS * k * size * (1 + m / 4));
   int64_t even = call.strips / (threads * 8);
   call.per_chunk = ((even > least ? even : least) + 1) / 2 * 2;
   run_chunks(linear_chunk, &call, (call.strips + call.per_chunk - 1) / call.per_chunk, threads);
@@ -958,12 +1021,6 @@ INLINE f8 load8(const void *p, int64_t i, int type) {
   return (f8)(__builtin_convertvector(half, u8v) << 16);
 }
 
-/* The nearest numbers that bfloat16 holds, ties to even; NaN stays NaN. */
-INLINE u8v rounded8(f8 v) {
-  u8v u = (u8v)v, nan = (u8v)((u & 0x7fffffffu) > 0x7f800000u);
-  return (((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u) & ~nan) | (0x7fc00000u & nan);
-}
-
 INLINE f8 round8(f8 v, int type) { return type == F32 ? v : (f8)rounded8(v); }
 
 INLINE void store8(void *p, int64_t i, int type, f8 v) {
@@ -1048,7 +1105,7 @@ static void project(const pass *p, const char *x, int64_t k, segment *parts, int
     parts[i].y = y[i];
     parts[i].ldy = parts[i].n;
   }
-  outrider_linear(x, k, p->rows, k, p->type, p->type, p->type, parts, count, threads);
+  outrider_linear(x, k, p->rows, k, p->type, p->type, parts, count, threads);
 }
 
 /* Layers [first, last). Rows, widths and heads are multiples of what the vectors hold, as the caller
@@ -1103,4 +1160,7 @@ void outrider_copy_block(const layer *layers, int64_t num_layers, int64_t source
   }
 }
 
-int outrider_lanes(void) { return LANES; }
+const char *outrider_instructions(void) {
+  if (PAIRS) return "avx512bf16";
+  return LANES == 16 ? "avx512" : LANES == 8 ? "avx2" : "simd128";
+}

@@ -17,7 +17,6 @@ SOURCE = Path(__file__).with_name("native.c")
 FLAGS = ("-O3", "-march=native", "-pthread", "-shared", "-fPIC", "-ffp-contract=off")
 ENVIRONMENT_VARIABLE = "OUTRIDER_KERNELS"
 TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
-LANE_NAMES = {16: "native-avx512", 8: "native-avx2", 4: "native-simd128"}
 
 
 class KernelsUnavailable(Exception):
@@ -134,7 +133,9 @@ def load_kernels(*, threads: int | None = None) -> Kernels:
     pointer, count, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     linear, rms_norm = library.outrider_linear, library.outrider_rms_norm
     kv_write, attention = library.outrider_kv_write, library.outrider_attention
-    linear.argtypes = (pointer, count, count, count, flag, flag, flag, pointer, flag, flag)
+    instructions = library.outrider_instructions
+    instructions.restype = ctypes.c_char_p
+    linear.argtypes = (pointer, count, count, count, flag, flag, pointer, flag, flag)
     rms_norm.argtypes = (
         *(pointer, count, pointer, pointer, count, count),
         *(flag, ctypes.c_float, flag),
@@ -151,7 +152,7 @@ def load_kernels(*, threads: int | None = None) -> Kernels:
     for function in (linear, rms_norm, kv_write, attention, layers, copy_block):
         function.restype = None
     return Kernels(
-        name=LANE_NAMES[library.outrider_lanes()],
+        name=f"native-{instructions().decode()}",
         threads=threads or _usable_cpus(),
         linear=linear,
         rms_norm=rms_norm,
