@@ -537,10 +537,10 @@ INLINE void tile(const int R, const int C, const char *xp, const char *w, ahead 
   UNROLL for (int r = 0; r < R; r++) memcpy(y + r * ldy * 2, halves + r * C, C * 2);
 }
 
-/* Strips of weights, each against all packed rows, SPAN strips at a time: the weights of a span stay
- * in L2 while one tile of rows after the other, which stays in L1, passes over them. Meanwhile the
- * next span is fetched, by every tile an equal part. */
-#define SPAN 8
+/* Strips of weights, each against all packed rows, a span of strips at a time: the weights of a span stay
+ * in the nearest caches while one tile of rows after the other passes over them. Meanwhile the next span is
+ * fetched, by every tile an equal part. */
+#define SPAN_BYTES (24 * 1024)
 
 typedef void tile_fn(const char *xp, const char *w, ahead next, int64_t k, const float *bias, char *y,
                      int64_t ldy, int y_type);
@@ -578,8 +578,8 @@ static void columns(const segment *s, int64_t n0, int64_t n1, const char *packed
   int64_t n = n0;
   while (n < n1) {
     const int64_t width = rows <= 2 && n1 - n >= 2 * COLS ? 2 * COLS : n1 - n >= COLS ? COLS : 1;
-    int64_t strips = (n1 - n) / width;
-    if (strips > SPAN) strips = SPAN;
+    const int64_t fitting = SPAN_BYTES / (width * k * w_size), most = fitting < 1 ? 1 : fitting;
+    const int64_t strips = (n1 - n) / width < most ? (n1 - n) / width : most;
     const int64_t span = strips * width, step = width * GROUP * w_size / num_tiles;
     const char *xp = packed;
     for (int64_t left = rows, turn = 0, t; left > 0; left -= t, xp += t * groups * packed_step(w_type), turn++) {
