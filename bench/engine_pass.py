@@ -19,7 +19,7 @@ from outrider.checkpoints import prepare
 from outrider.engine.cache import SequenceCache
 from outrider.engine.ledger import BlockLedger
 from outrider.engine.model import load_model
-from outrider.engine.native import load_kernels
+from outrider.kernels import load_kernels
 from outrider.engine.plan import Slice, StepPlan
 from outrider.engine.selftest import prepare as prepare_engine
 from outrider.engine.settings import EngineSettings

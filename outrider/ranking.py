@@ -2,8 +2,12 @@
 
 import torch
 
+from outrider.kernels import Kernels, shared_kernels
+
 WIDTH_MULTIPLE = 32
 _BLOCK = 16
+_MOST_NATIVE = 256
+"""Entries that the kernel is asked for: it keeps them in order one by one."""
 
 
 def top(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -15,6 +19,9 @@ def top(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """
     num_rows, width = rows.shape
     count = min(count, width)
+    kernels = _kernels_for(rows)
+    if kernels is not None and 0 < count <= _MOST_NATIVE:
+        return _native_top(kernels, rows, count)
     num_blocks = width // _BLOCK
     if width % _BLOCK or num_blocks < 2 * count or num_rows == 0:
         values, ids = torch.sort(rows, dim=-1, descending=True, stable=True)
@@ -55,6 +62,11 @@ def first_and_second(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     where there is no second.
     """
     num_rows, width = rows.shape
+    kernels = _kernels_for(rows)
+    if kernels is not None and width > 1:
+        values, ids = _native_top(kernels, rows, 2)
+        first, second = values.unbind(1)
+        return ids[:, 0], (first - second).masked_fill(second == -torch.inf, torch.inf)
     # A plain argmax over a wide row takes ten times the maximum, so first find the block.
     size = _BLOCK if width % _BLOCK == 0 else width
     blocks = rows.reshape(num_rows, width // size, size)
@@ -68,3 +80,21 @@ def first_and_second(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     maxima[index, block] = inside.amax(-1)
     second = maxima.amax(-1)
     return block * size + inner, (best - second).masked_fill(second == -torch.inf, torch.inf)
+
+
+def _kernels_for(rows: torch.Tensor) -> Kernels | None:
+    is_plain = rows.device.type == "cpu" and rows.dtype is torch.float32 and rows.stride(1) == 1
+    return shared_kernels() if is_plain else None
+
+
+def _native_top(
+    kernels: Kernels, rows: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    num_rows, width = rows.shape
+    values = torch.empty((num_rows, count))
+    ids = torch.empty((num_rows, count), dtype=torch.int64)
+    kernels.top(
+        *(rows.data_ptr(), rows.stride(0), num_rows, width, count),
+        *(values.data_ptr(), ids.data_ptr()),
+    )
+    return values, ids

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from outrider import distribution, noise, wire
+from outrider import distribution, noise, ranking, wire
 from outrider.acceptance import ChainRequest, Decision, verify_batch
 from outrider.continuations import Continuations
 from outrider.distribution import RowSampling
@@ -207,7 +207,9 @@ class VerificationHead:
                     head_size=self.head_size,
                 )
             if job.asked.num_continuations:
-                top = entry.logits[:, : self.vocab_size].topk(job.asked.num_continuations).indices
+                _, top = ranking.top(
+                    entry.logits[:, : self.vocab_size], job.asked.num_continuations
+                )
                 rows = (job.token_ids[-1], *job.draft_token_ids)
                 job.continuations = Continuations(rows, top.cpu().numpy())
             if job.asked.feature_layers:

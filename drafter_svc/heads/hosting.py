@@ -19,7 +19,7 @@ from drafter_svc.heads.work import Head
 from outrider.distribution import HEAD_SIZE
 from outrider.engine.linear import replace_linears
 from outrider.engine.model import DTYPES
-from outrider.engine.native import Kernels, KernelsUnavailable, load_kernels
+from outrider.kernels import Kernels, KernelsUnavailable, load_kernels
 from outrider.engine.norm import replace_norms
 from outrider.errors import OutriderError
 from outrider.heads.eagle import EagleHead

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.engine.native import TYPE_CODES, Attention, Kernels, Slab
+from outrider.kernels import TYPE_CODES, Attention, Kernels, Slab
 from outrider.engine.plan import StepPlan
 from outrider.engine.pool import LayerSlab, lengths
 

@@ -16,7 +16,7 @@ from torch import nn
 from outrider.engine.attention import slab_of
 from outrider.engine.linear import NativeLinear
 from outrider.engine.model import LoadedModel
-from outrider.engine.native import TYPE_CODES, Attention, Kernels, Layer, Pass, Segment
+from outrider.kernels import TYPE_CODES, Attention, Kernels, Layer, Pass, Segment
 from outrider.engine.norm import NativeRMSNorm
 from outrider.engine.plan import StepPlan
 from outrider.engine.pool import KVPool

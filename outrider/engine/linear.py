@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from outrider.engine.native import TYPE_CODES, Kernels, Segment
+from outrider.kernels import TYPE_CODES, Kernels, Segment
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 

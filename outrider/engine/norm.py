@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from outrider.engine.native import TYPE_CODES, Kernels
+from outrider.kernels import TYPE_CODES, Kernels
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2}  # relative; two units of the last place
 

@@ -13,7 +13,7 @@ from outrider.engine.errors import UnsupportedModel
 from outrider.engine.fused import FusedDecoder
 from outrider.engine.linear import replace_linears
 from outrider.engine.model import LoadedModel
-from outrider.engine.native import Kernels
+from outrider.kernels import Kernels
 from outrider.engine.norm import replace_norms
 from outrider.engine.plan import StepPlan
 from outrider.engine.pool import KVPool

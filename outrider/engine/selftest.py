@@ -11,7 +11,7 @@ from outrider.engine.errors import UnsupportedModel
 from outrider.engine.fused import FusedDecoder, NotFusible
 from outrider.engine.ledger import BlockLedger
 from outrider.engine.model import LoadedModel
-from outrider.engine.native import Kernels, KernelsUnavailable, load_kernels
+from outrider.kernels import Kernels, KernelsUnavailable, load_kernels
 from outrider.engine.packed import PackedModel, is_attached, use_kernels
 from outrider.engine.plan import Slice, StepPlan
 from outrider.engine.pool import KVPool

@@ -6,12 +6,21 @@ import torch
 from outrider import ranking
 
 
+@pytest.fixture(autouse=True, params=["native", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "torch":
+        monkeypatch.setattr(ranking, "shared_kernels", lambda: None)
+    elif ranking.shared_kernels() is None:
+        pytest.skip("no C compiler here")
+
+
 def oracle(row: list[float], count: int) -> list[int]:
     return sorted(range(len(row)), key=lambda i: (-row[i], i))[:count]
 
 
 @pytest.mark.parametrize(
-    ("width", "count"), [(32, 3), (32, 64), (480, 10), (480, 15), (1024, 8), (4096, 100)]
+    ("width", "count"),
+    [(1, 1), (32, 3), (32, 64), (480, 10), (480, 15), (1024, 8), (4096, 100), (4096, 300)],
 )
 @pytest.mark.parametrize("levels", [1, 3, 40, 10**6])
 def test_top_agrees_with_a_sort_by_value_then_id(width, count, levels):
@@ -24,6 +33,14 @@ def test_top_agrees_with_a_sort_by_value_then_id(width, count, levels):
         expected = oracle(row, count)
         assert ids[i].tolist() == expected
         assert values[i].tolist() == [row[e] for e in expected]
+
+
+def test_rows_may_lie_apart():
+    rows = torch.randn(5, 4128, generator=torch.Generator().manual_seed(1))
+    for part in (rows[:, :4096], rows[::2, 16:4112], rows.t().contiguous().t()):
+        values, ids = ranking.top(part, 9)
+        assert ids.tolist() == [oracle(row, 9) for row in part.tolist()]
+        assert torch.equal(values, part.gather(1, ids))
 
 
 def test_top_of_no_rows_is_empty():

@@ -9,7 +9,7 @@ from outrider.engine import EngineSettings
 from outrider.engine.cache import SequenceCache
 from outrider.engine.ledger import BlockLedger
 from outrider.engine.model import LoadedModel
-from outrider.engine.native import KernelsUnavailable, load_kernels
+from outrider.kernels import KernelsUnavailable, load_kernels
 from outrider.engine.packed import PackedModel
 from outrider.engine.plan import Slice, StepPlan
 from outrider.engine.pool import KVPool

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outrider.engine.linear import replace_linears
-from outrider.engine.native import KernelsUnavailable, load_kernels
+from outrider.kernels import KernelsUnavailable, load_kernels
 
 
 def test_switched_off_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

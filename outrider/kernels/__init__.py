@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -113,6 +114,7 @@ class Kernels:
     attention: Callable[..., None]
     layers: Callable[..., None]
     copy_block: Callable[..., None]
+    top: Callable[..., None]
 
 
 def load_kernels(*, threads: int | None = None) -> Kernels:
@@ -149,7 +151,9 @@ def load_kernels(*, threads: int | None = None) -> Kernels:
     layers.argtypes = (pointer, count, count, pointer, flag)
     copy_block = library.outrider_copy_block
     copy_block.argtypes = (pointer, count, count, pointer, count)
-    for function in (linear, rms_norm, kv_write, attention, layers, copy_block):
+    top = library.outrider_top
+    top.argtypes = (pointer, count, count, count, count, pointer, pointer)
+    for function in (linear, rms_norm, kv_write, attention, layers, copy_block, top):
         function.restype = None
     return Kernels(
         name=f"native-{instructions().decode()}",
@@ -160,7 +164,17 @@ def load_kernels(*, threads: int | None = None) -> Kernels:
         attention=attention,
         layers=layers,
         copy_block=copy_block,
+        top=top,
     )
+
+
+@cache
+def shared_kernels() -> Kernels | None:
+    """Return the kernels where this process can have any, for what is the same without them."""
+    try:
+        return load_kernels()
+    except KernelsUnavailable:
+        return None
 
 
 def _usable_cpus() -> int:
@@ -180,24 +194,29 @@ def _compiled() -> Path:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         raise KernelsUnavailable("no C compiler (cc) on the PATH")
-    source = SOURCE.read_bytes()
-    facts = (source, " ".join(FLAGS).encode(), _cpu().encode(), compiler.encode())
-    key = hashlib.blake2b(b"\0".join(facts), digest_size=12).hexdigest()
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(base) / "outrider"
+    return _compiled_in(Path(base) / "outrider", compiler, FLAGS)
+
+
+@cache
+def _compiled_in(folder: Path, compiler: str, flags: tuple[str, ...]) -> Path:
+    """Return the library, found in the folder or built into it; elsewhere if that cannot be."""
+    source = SOURCE.read_bytes()
+    facts = (source, " ".join(flags).encode(), _cpu().encode(), compiler.encode())
+    key = hashlib.blake2b(b"\0".join(facts), digest_size=12).hexdigest()
     target = folder / f"kernels-{key}.so"
     if target.exists():
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
         opened = tempfile.TemporaryDirectory(dir=folder)
-    except OSError:  # a read-only home: build again at every start
+    except OSError:  # a read-only home: build again in every process
         folder = Path(tempfile.mkdtemp(prefix="outrider-"))
         target = folder / target.name
         opened = tempfile.TemporaryDirectory(dir=folder)
     with opened as scratch:
         built = Path(scratch) / "kernels.so"
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(built), "-lm"]
+        command = [compiler, *flags, str(SOURCE), "-o", str(built), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise KernelsUnavailable(f"{compiler} failed: {done.stderr.strip()[-500:]}")

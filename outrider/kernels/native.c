@@ -1,5 +1,5 @@
-/* CPU kernels of the engine: linear layers, RMS norm, KV writes, packed attention, and whole decoder
- * layers made of these.
+/* CPU kernels: linear layers, RMS norm, KV writes, packed attention, whole decoder layers made of these,
+ * and the largest entries of rows.
  *
  * Every output element is computed by one fixed sequence of operations that does not depend on
  * how many rows are in the call or which thread runs it: a row's result is the same bits alone or
@@ -1156,6 +1156,51 @@ void outrider_copy_block(const layer *layers, int64_t num_layers, int64_t source
     for (int64_t n = 0; n < count; n++) {
       memcpy((char *)p->k + targets[n] * k_size, (const char *)p->k + source * k_size, (size_t)k_size);
       memcpy((char *)p->v + targets[n] * v_size, (const char *)p->v + source * v_size, (size_t)v_size);
+    }
+  }
+}
+
+/* ---------------------------------------------------------------- largest entries */
+
+#define GLANCE (4 * LANES) /* entries looked at together */
+
+/* Whether any of GLANCE entries is larger than the least of those that are kept. */
+INLINE int any_above(const float *x, vf least) {
+  vu found = (vu)(*(const vfu *)x > least) | (vu)(*(const vfu *)(x + LANES) > least);
+  found |= (vu)(*(const vfu *)(x + 2 * LANES) > least) | (vu)(*(const vfu *)(x + 3 * LANES) > least);
+#if LANES == 16
+  return _mm512_test_epi32_mask((__m512i)found, (__m512i)found) != 0;
+#elif LANES == 8
+  return _mm256_movemask_ps((__m256)found) != 0;
+#else
+  uint64_t halves[2];
+  memcpy(halves, &found, 16);
+  return (halves[0] | halves[1]) != 0;
+#endif
+}
+
+/* The `count` largest entries of each row, largest first, the lowest index first among equals. NaN is taken
+ * for the smallest. count <= width. */
+void outrider_top(const float *x, int64_t ldx, int64_t rows, int64_t width, int64_t count, float *values,
+                  int64_t *ids) {
+  for (int64_t r = 0; r < rows; r++, x += ldx, values += count, ids += count) {
+    int64_t kept = 0, i = 0;
+    while (i < width) {
+      if (kept == count) {
+        vf least = (vf){0} + values[count - 1];
+        while (i + GLANCE <= width && !any_above(x + i, least)) i += GLANCE;
+      }
+      for (int64_t end = i + GLANCE < width ? i + GLANCE : width; i < end; i++) {
+        float v = x[i] == x[i] ? x[i] : -INFINITY;
+        if (kept == count && !(v > values[count - 1])) continue;
+        int64_t at = kept < count ? kept++ : count - 1;
+        for (; at > 0 && values[at - 1] < v; at--) {
+          values[at] = values[at - 1];
+          ids[at] = ids[at - 1];
+        }
+        values[at] = v;
+        ids[at] = i;
+      }
     }
   }
 }
