@@ -19,10 +19,10 @@ from outrider.checkpoints import prepare
 from outrider.engine.cache import SequenceCache
 from outrider.engine.ledger import BlockLedger
 from outrider.engine.model import load_model
-from outrider.kernels import load_kernels
 from outrider.engine.plan import Slice, StepPlan
 from outrider.engine.selftest import prepare as prepare_engine
 from outrider.engine.settings import EngineSettings
+from outrider.kernels import load_kernels
 from outrider.tree import TreeLayout
 
 FUSED, MODULES = "fused", "modules"

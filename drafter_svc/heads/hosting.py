@@ -19,7 +19,6 @@ from drafter_svc.heads.work import Head
 from outrider.distribution import HEAD_SIZE
 from outrider.engine.linear import replace_linears
 from outrider.engine.model import DTYPES
-from outrider.kernels import Kernels, KernelsUnavailable, load_kernels
 from outrider.engine.norm import replace_norms
 from outrider.errors import OutriderError
 from outrider.heads.eagle import EagleHead
@@ -29,6 +28,7 @@ from outrider.heads.redrafter import ReDrafterHead
 from outrider.hosting import ModelSettings, check_device
 from outrider.identity import ModelFacts, ModelIdentity, Numerics, TokenizerFiles
 from outrider.identity.weights import weights_digest
+from outrider.kernels import Kernels, KernelsUnavailable, load_kernels
 
 
 class UnusableHead(OutriderError):

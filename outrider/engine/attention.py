@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.kernels import TYPE_CODES, Attention, Kernels, Slab
 from outrider.engine.plan import StepPlan
 from outrider.engine.pool import LayerSlab, lengths
+from outrider.kernels import TYPE_CODES, Attention, Kernels, Slab
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from torch import nn
 from outrider.engine.attention import slab_of
 from outrider.engine.linear import NativeLinear
 from outrider.engine.model import LoadedModel
-from outrider.kernels import TYPE_CODES, Attention, Kernels, Layer, Pass, Segment
 from outrider.engine.norm import NativeRMSNorm
 from outrider.engine.plan import StepPlan
 from outrider.engine.pool import KVPool
 from outrider.engine.taps import States, keep
+from outrider.kernels import TYPE_CODES, Attention, Kernels, Layer, Pass, Segment
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 HEAD_NORMS = ("q_norm", "k_norm")

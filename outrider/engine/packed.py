@@ -13,12 +13,12 @@ from outrider.engine.errors import UnsupportedModel
 from outrider.engine.fused import FusedDecoder
 from outrider.engine.linear import replace_linears
 from outrider.engine.model import LoadedModel
-from outrider.kernels import Kernels
 from outrider.engine.norm import replace_norms
 from outrider.engine.plan import StepPlan
 from outrider.engine.pool import KVPool
 from outrider.engine.taps import States, Taps
 from outrider.engine.view import Mode, PackedView
+from outrider.kernels import Kernels
 
 NAME_PREFIX = "outrider_packed_"
 

@@ -11,12 +11,12 @@ from outrider.engine.errors import UnsupportedModel
 from outrider.engine.fused import FusedDecoder, NotFusible
 from outrider.engine.ledger import BlockLedger
 from outrider.engine.model import LoadedModel
-from outrider.kernels import Kernels, KernelsUnavailable, load_kernels
 from outrider.engine.packed import PackedModel, is_attached, use_kernels
 from outrider.engine.plan import Slice, StepPlan
 from outrider.engine.pool import KVPool
 from outrider.engine.settings import EngineSettings
 from outrider.engine.view import Mode
+from outrider.kernels import Kernels, KernelsUnavailable, load_kernels
 
 NUM_BLOCKS = 48
 LENGTHS = (23, 37)

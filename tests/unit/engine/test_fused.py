@@ -9,11 +9,11 @@ from outrider.engine import EngineSettings
 from outrider.engine.cache import SequenceCache
 from outrider.engine.ledger import BlockLedger
 from outrider.engine.model import LoadedModel
-from outrider.kernels import KernelsUnavailable, load_kernels
 from outrider.engine.packed import PackedModel
 from outrider.engine.plan import Slice, StepPlan
 from outrider.engine.pool import KVPool
 from outrider.engine.selftest import prepare
+from outrider.kernels import KernelsUnavailable, load_kernels
 from outrider.tree import TreeLayout
 from tests.unit.engine.conftest import build, random_ids
 

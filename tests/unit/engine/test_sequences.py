@@ -113,8 +113,8 @@ async def test_scattered_blocks_give_the_same_bits(model: LoadedModel, make_benc
 async def test_a_row_has_the_same_bits_alone_and_in_a_crowd(
     family: str, dtype: torch.dtype, make_bench: Make
 ) -> None:
-    # Real models have widths of whole vectors. Of others torch computes what is left over behind two
-    # of its widest by another formula, so that a row of Gemma depends on its place there.
+    # Real models have widths of whole vectors. Of others torch computes what is left over behind
+    # two of its widest by another formula, so that a row of Gemma depends on its place there.
     bench = make_bench(build(family, dtype, intermediate_size=96))
     if bench.engine.report.kernels == "torch":
         pytest.skip("no C compiler here")
