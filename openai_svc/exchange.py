@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
@@ -20,6 +21,7 @@ from outrider.v1 import generation_pb2 as pb
 
 Body = ChatBody | CompletionBody
 
+PROMPT = "prompt"
 ASK_S = 10.0
 """Seconds that a question beside the generation may take."""
 
@@ -42,15 +44,7 @@ class Exchange:
 
         Raises: ApiError if one fails.
         """
-        streams = [
-            self.client.stream(
-                each,
-                timeout_s=self.timeout_s,
-                request_id=self.request_id,
-                metadata=self.metadata,
-            )
-            for each in self.requests
-        ]
+        streams = [self._responses(number) for number in range(len(self.requests))]
         try:
             async with aclosing(merged(streams)) as responses:
                 async for prompt, response in responses:
@@ -58,6 +52,27 @@ class Exchange:
                     yield self.reply.take(prompt, response)
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error, self.body.param) from error
+
+    async def _responses(self, number: int) -> AsyncGenerator[pb.GenerateResponse, None]:
+        stream = self.client.stream(
+            self.requests[number],
+            timeout_s=self.timeout_s,
+            request_id=self.request_id,
+            metadata=self.metadata,
+        )
+        try:
+            async with aclosing(stream) as responses:
+                async for response in responses:
+                    yield response
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error, partial(self._param, number)) from error
+
+    def _param(self, number: int, field: str) -> str:
+        """Return the name of a field in the body; of several prompts say which."""
+        param = self.body.param(field)
+        if len(self.requests) == 1 or not param.startswith(PROMPT):
+            return param
+        return f"{PROMPT}[{number}]{param.removeprefix(PROMPT)}"
 
     async def whole(self) -> dict[str, object]:
         """Run the calls to their end and return the answer; Raises: ApiError."""

@@ -380,6 +380,17 @@ async def test_a_prompt_of_several_that_fails_ends_the_others():
     assert answer.status_code == 503
 
 
+async def test_an_error_says_which_of_several_prompts_it_is_about():
+    async with open_stage() as stage:
+        stage.orchestrator.hangs_at = "a"
+        stage.orchestrator.script = [stage.orchestrator.hung, InvalidField("text", "too long")]
+        several = await post(stage, "completions", {"prompt": ["a", "b"]})
+        single = await post(stage, "completions", {"prompt": "b"})
+    assert several.json()["error"]["param"] == "prompt[1]"
+    assert several.json()["error"]["message"] == "prompt[1]: too long"
+    assert single.json()["error"]["param"] == "prompt"
+
+
 async def test_a_request_keeps_the_id_that_it_came_with():
     async with open_stage(chunk("h"), complete()) as stage:
         body = {"messages": HELLO}
