@@ -289,7 +289,7 @@ class Drafting:
 
     def _current_lease(self) -> DraftLease | None:
         """Return a live lease, taking a drafter (back) where that is possible."""
-        if not self.plan.speculates:
+        if not self.plan.speculates or not self.plan.asks_drafters:
             return None
         if self.lease is not None and not self.lease.is_alive:
             if self.lease.lost_reason in FAILURES:
@@ -356,6 +356,8 @@ class Drafting:
     def _why_none(self, sequence: Sequence, choice: Choice | None) -> str:
         if choice is not None and not choice.num_tokens:
             return "length_zero" if choice.reason is Reason.FIXED else choice.reason.value
+        if not self.plan.asks_drafters:
+            return "nothing_proposed"
         if self.lease is None:
             return "after_error" if self.has_given_up else "no_drafter"
         return "late_draft" if self.lease.answers(sequence) else "nothing_proposed"

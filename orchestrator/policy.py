@@ -16,6 +16,7 @@ from outrider.policy import (
     Speculation,
 )
 from outrider.sampling import AcceptanceRule
+from outrider.sources import LOOKUP
 
 
 class LengthSchedule(Protocol):
@@ -68,6 +69,11 @@ class SpeculationPlan:
     def speculates(self) -> bool:
         """False for target-only, and where drafts are only judged."""
         return self.decision == ON
+
+    @property
+    def asks_drafters(self) -> bool:
+        """False where the orchestrator's own lookup is preferred to all drafters."""
+        return self.sources[:1] != (LOOKUP,)
 
     @property
     def is_shadowed(self) -> bool:

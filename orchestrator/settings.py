@@ -76,7 +76,8 @@ class OrchestratorSettings(ServiceSettings):
     )
     sources: CommaSeparated = Field(
         default=(),
-        description="Draft sources in order of preference; empty leaves it to the drafter.",
+        description="Draft sources in order of preference; empty leaves it to the drafter. "
+        "With lookup, the orchestrator's own, first no drafter is asked.",
     )
     num_draft_tokens: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = Field(
         default="auto",

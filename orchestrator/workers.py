@@ -18,7 +18,7 @@ from outrider.identity import (
     template_differences,
     tokenizer_differences,
 )
-from outrider.sources import NGRAM
+from outrider.sources import LOOKUP, NGRAM
 from outrider.text import TextCodec
 from outrider.v1 import worker_pb2
 
@@ -180,7 +180,7 @@ class WorkerPool:
         drafters = [worker for worker in self.workers if worker.role is Role.DRAFTER]
         if not sources or self.may_grow or any(not worker.binding for worker in drafters):
             return
-        offered = {NGRAM, *(source for worker in drafters for source in worker.sources)}
+        offered = {NGRAM, LOOKUP, *(source for worker in drafters for source in worker.sources)}
         if not offered & set(sources):
             known = ", ".join(sorted(offered))
             raise InvalidField("speculation.sources", f"{', '.join(sources)}: there is {known}")

@@ -8,7 +8,8 @@ SUFFIX = "suffix"
 RECYCLING = "recycling"
 LOOKAHEAD = "lookahead"
 LOOKUP = "lookup"
-"""The orchestrator's own, where a drafter has nothing ready; the others are drafters'."""
+"""The orchestrator's own: where a drafter has nothing ready, and where it is preferred to all of
+them. The others are drafters'."""
 
 EAGLE3 = "eagle3"
 MEDUSA = "medusa"

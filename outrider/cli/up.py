@@ -13,7 +13,7 @@ from outrider.cli.stack import Stack, StackError, StackOptions, run_stack
 
 DEMO_MODELS = Path("build/models")
 # On the few cores of one machine copies gain time; a model drafts more and costs what it gains.
-DEFAULT_SOURCE = sources.NGRAM
+DEFAULT_SOURCE = sources.LOOKUP
 # The answer repeats most of the prompt, so that lookup has something to find.
 EXAMPLE = "Rewrite in the past tense: The engineers check every bridge before the river rises."
 

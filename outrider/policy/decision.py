@@ -21,7 +21,7 @@ from outrider.policy.schema import (
 )
 from outrider.policy.traits import Traits
 from outrider.sampling import AcceptanceRule
-from outrider.sources import NGRAM
+from outrider.sources import LOOKUP, NGRAM
 
 ON = "on"
 SHADOW = "shadow"
@@ -148,7 +148,8 @@ def _of_class(
             return replace(off, reason="outside_shadow_share")
         reason = SHADOW
     # A client that names its sources gets those and nothing else.
-    lookup = NGRAM in options.sources if options.sources else workload_class.lookup
+    asked = {NGRAM, LOOKUP} & set(options.sources)
+    lookup = bool(asked) if options.sources else workload_class.lookup
     return replace(
         off,
         speculation=workload_class.speculation,

@@ -20,6 +20,7 @@ from pydantic import (
 
 from outrider.draft import MAX_OUTCOMES
 from outrider.sampling import AcceptanceRule
+from outrider.sources import LOOKUP
 
 MAX_DRAFT_TOKENS = 64  # that any policy may allow
 DEFAULT_DRAFT_TOKENS = 32
@@ -346,7 +347,8 @@ class WorkloadClass(Part):
     when: When = When()
     speculation: Annotated[Speculation, _enum(Speculation)]
     sources: Texts = ()
-    """Draft sources in order of preference; empty: the drafter's own choice."""
+    """Draft sources in order of preference; empty: the drafter's own choice; ``lookup`` first: no
+    drafter is asked."""
     drafters: Texts = ()
     """Drafters as the orchestrator was told of them, or their addresses; empty: any."""
     lookup: bool = True
@@ -366,6 +368,12 @@ class WorkloadClass(Part):
     min_agreement: Annotated[MinAgreement, BeforeValidator(_short_rate)] | None = None
     shadow: Shadow = Shadow()
     fallbacks: Fallbacks = Fallbacks()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if LOOKUP in self.sources and not self.lookup:
+            raise ValueError(f"lookup is false, but sources name {LOOKUP}")
+        return self
 
 
 def _as_text(value: object) -> object:

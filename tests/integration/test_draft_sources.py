@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 NUM_PARALLEL = 3
 COPIES = ("ngram", "suffix")
+LOOKUP = "lookup"
 TREES = ("recycling", "suffix+recycling")
 MODELS = ("model", "parallel", "parallel-tree")
 ALL = "suffix+recycling+parallel-tree"
@@ -111,6 +112,25 @@ async def test_alone_and_eight_at_once_as_without_drafts(
         receipt, beside = alone[0].complete.receipt, crowd[0].complete.receipt
         assert receipt.num_accepted_draft_tokens == beside.num_accepted_draft_tokens
         assert receipt.num_draft_tokens == beside.num_draft_tokens
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+async def test_lookup_first_asks_no_drafter(stage: Stage, sampling: SamplingParams):
+    plain = [await stage.plain(prompt, sampling) for prompt in PROMPTS]
+    for names in ([LOOKUP], [LOOKUP, "model"]):
+        requests = [
+            generate_request(prompt, sampling, sources=names, num_draft_tokens=4)
+            for prompt in PROMPTS
+        ]
+        outputs = await together(*(stage.client.generate(each) for each in requests))
+        for output, expected in zip(outputs, plain, strict=True):
+            assert_parity(output, expected, names)
+            receipt = output.complete.receipt
+            assert set(receipt.draft_tokens_by_source) <= {LOOKUP}
+            assert receipt.draft_ms == 0
+            assert not receipt.HasField("drafter")
+        drafted = sum(output.complete.receipt.num_draft_tokens for output in outputs)
+        assert drafted > 0 or not sampling.is_greedy
 
 
 async def test_a_parallel_draft_may_be_longer_than_one_pass(stage: Stage):

@@ -319,7 +319,7 @@ def test_sources_that_nobody_offers():
     made.check_sources(())
     made.check_sources(("nosuch", "model"))
     made.check_sources(("ngram",))
-    with pytest.raises(InvalidField, match="nosuch: there is model, ngram"):
+    with pytest.raises(InvalidField, match="nosuch: there is lookup, model, ngram"):
         made.check_sources(("nosuch",))
     unreached = Worker("d2", Role.DRAFTER, None)  # type: ignore[arg-type]
     made.workers.append(unreached)

@@ -123,6 +123,11 @@ def test_a_fault_is_told_with_its_line_place_and_limit(line, fault):
         assert told.startswith("line 5: "), told
 
 
+def test_lookup_is_not_forbidden_and_named():
+    with pytest.raises(PolicyError, match=r"\[0\]: lookup is false, but sources name lookup"):
+        parse_policy(one_class("sources: [suffix, lookup]\n    lookup: false"))
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
